@@ -1,0 +1,199 @@
+"""Makes objects from a GraphDef, or brings existing ones into the shape that it describes.
+
+`build` is the inverse of `flatten`: every node and Variable comes out fresh. `assemble` is the
+general form: the caller says which nodes and leaves exist already, and those are changed in
+place, which is how changes made inside a transform reach the caller's own objects.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nnxlite._core import graph, statics
+from nnxlite._core.errors import StaticValueError
+from nnxlite._core.graph import (
+    FILL_LEAF,
+    FILL_METHOD,
+    FILL_NODE,
+    FILL_STATIC,
+    ARRAY_LEAF,
+    GraphDef,
+    Leaf,
+    Record,
+    Skeleton,
+    Slot,
+    thaw_key,
+)
+from nnxlite._core.trace import Level
+from nnxlite._core.versions import structure_changed
+
+
+def build(
+    graphdef: GraphDef[Any], values: Sequence[Any], level: Level
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Makes fresh objects.
+
+    Args:
+      graphdef: What to make.
+      values: Per leaf the raw value of a Variable, the values of a State, or an array.
+      level: The trace level that the objects belong to.
+
+    Returns:
+      The roots, all nodes by number, and all leaves by number.
+    """
+    leaves = make_leaves(graphdef.leaves, values, level)
+    nodes: list[Any] = [None] * len(graphdef.skeleton.records)
+    return assemble(graphdef.skeleton, nodes, leaves, level), nodes, leaves
+
+
+def make_leaves(kinds: Sequence[Leaf], values: Sequence[Any], level: Level) -> list[Any]:
+    """Makes a fresh Variable or State around each value; arrays stay as they are."""
+    return [
+        value if kind is ARRAY_LEAF else kind[0]._make(value, kind[1], level)
+        for kind, value in zip(kinds, values, strict=True)
+    ]
+
+
+def assemble(
+    skeleton: Skeleton,
+    nodes: list[Any],
+    leaves: Sequence[Any],
+    level: Level,
+    check: Callable[[int], None] | None = None,
+) -> list[Any]:
+    """Fills the nodes as the skeleton says, and returns the roots.
+
+    Args:
+      skeleton: The structure to reach.
+      nodes: Per node the existing object, or None: then it is made, and put into the list.
+      leaves: Per leaf the Variable, State or array to put there.
+      level: The trace level of the nodes that are made.
+      check: Called with the number of each existing node that will change, before any does.
+    """
+    records = skeleton.records
+    existing = [number for number, node in enumerate(nodes) if node is not None]
+    fresh = [number for number, node in enumerate(nodes) if node is None]
+    for number in fresh:
+        nodes[number] = _shell(records[number], level)
+    changes = []
+    for number in existing:
+        items = _new_items(nodes[number], records[number], nodes, leaves)
+        if items is not None:
+            if check is not None:
+                check(number)
+            changes.append((nodes[number], records[number], items))
+    for number in fresh:
+        _fill(nodes[number], records[number], nodes, leaves)
+    for node, record, items in changes:
+        _replace_items(node, record, items)
+    return [content(slot, nodes, leaves) for slot in skeleton.roots]
+
+
+def content(slot: Slot, nodes: Sequence[Any], leaves: Sequence[Any]) -> Any:
+    """Returns what a slot holds."""
+    _, how, payload = slot
+    if how == FILL_LEAF:
+        return leaves[payload]
+    if how == FILL_STATIC:
+        return thaw(payload)
+    if how == FILL_NODE:
+        return nodes[payload]
+    if how == FILL_METHOD:
+        number, function = payload
+        return types.MethodType(function.value, nodes[number])
+    how, slots = payload
+    return graph.rebuild_value(how, [content(child, nodes, leaves) for child in slots])
+
+
+def thaw(fixed: statics.Static) -> Any:
+    """Returns a static value; a set, which is mutable, as a copy."""
+    value = fixed.value
+    return set(value) if type(value) is set else value
+
+
+def _shell(record: Record, level: Level) -> Any:
+    if record.cls is list:
+        return []
+    if record.cls is dict:
+        return {}
+    return record.cls._node_new(level, dict(record.marks) or None)  # type: ignore[attr-defined]
+
+
+def _fill(node: Any, record: Record, nodes: Sequence[Any], leaves: Sequence[Any]) -> None:
+    if type(node) is list:
+        node.extend(content(slot, nodes, leaves) for slot in record.slots)
+        return
+    items = node if type(node) is dict else node._node_items()
+    for slot in record.slots:
+        how = slot[1]
+        key = slot[0] if type(slot[0]) is str else thaw_key(slot[0])
+        if how == FILL_LEAF:
+            items[key] = leaves[slot[2]]
+        elif how == FILL_NODE:
+            items[key] = nodes[slot[2]]
+        else:
+            items[key] = content(slot, nodes, leaves)
+
+
+def _new_items(
+    node: Any, record: Record, nodes: Sequence[Any], leaves: Sequence[Any]
+) -> dict[Any, Any] | None:
+    """Returns what an existing node has to hold, or None if it does already."""
+    before = _items_of(node)
+    after = {
+        thaw_key(slot[0]): _kept_or_new(before.get(thaw_key(slot[0])), slot, nodes, leaves)
+        for slot in record.slots
+    }
+    if before.keys() == after.keys() and all(before[key] is after[key] for key in after):
+        return None
+    return after
+
+
+def _items_of(node: Any) -> dict[Any, Any]:
+    if type(node) is list:
+        return dict(enumerate(node))
+    return node if type(node) is dict else node._node_items()
+
+
+def _replace_items(node: Any, record: Record, after: dict[Any, Any]) -> None:
+    if type(node) is list:
+        node[:] = after.values()
+        return
+    items = _items_of(node)
+    for key in [key for key in items if key not in after]:
+        del items[key]
+    items.update(after)
+    if type(node) is not dict:
+        node._marks = dict(record.marks) or None
+        structure_changed(node)
+
+
+def _kept_or_new(old: Any, slot: Slot, nodes: Sequence[Any], leaves: Sequence[Any]) -> Any:
+    """Returns the old content where it is as good as the new one, so that identities last."""
+    how, payload = slot[1], slot[2]
+    if how == FILL_STATIC:
+        try:
+            return old if statics.static(old) is payload else thaw(payload)
+        except StaticValueError:
+            return thaw(payload)
+    if how == FILL_METHOD and isinstance(old, types.MethodType):
+        if old.__self__ is nodes[payload[0]] and old.__func__ is payload[1].value:
+            return old
+    if how == graph.FILL_VALUE and not isinstance(old, (type(None), functools.partial)):
+        new = content(slot, nodes, leaves)
+        if type(new) is type(old) and _same_children(old, new):
+            return old
+        return new
+    return content(slot, nodes, leaves)
+
+
+def _same_children(old: Any, new: Any) -> bool:
+    old_how, _, old_children = graph.value_children(old)
+    new_how, _, new_children = graph.value_children(new)
+    if old_how != new_how:
+        return False
+    return all(
+        a is b or (isinstance(a, tuple) and type(a) is type(b) and _same_children(a, b))
+        for a, b in zip(old_children, new_children, strict=True)
+    )

@@ -1,0 +1,617 @@
+"""jit: `jax.jit` over objects, at about its price.
+
+Each structure of the arguments has one inner `jax.jit` over a flat list of arrays, kept by the
+`Lift`. A call on known objects costs: flattening the arguments with objects opaque, comparing
+versions, reading the values, the inner call, and writing back what changed.
+"""
+
+import functools
+import inspect
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple, overload
+
+import jax
+
+from nnxlite._core import scope
+from nnxlite._core.context import signature
+from nnxlite._core.errors import DonatedBufferError, format_path
+from nnxlite._core.graph import OBJECT, kind_of
+from nnxlite._core.iterate import iter_graph
+from nnxlite._core.trace import EAGER, FOREIGN_READS, Level, Opaque, current_level
+from nnxlite._transforms.arguments import (
+    Chosen,
+    Statics,
+    by_position,
+    names,
+    numbers,
+    parameters,
+    resolve,
+)
+from nnxlite._transforms.axes import leaf_roles, spread
+from nnxlite._transforms.lift import (
+    Binding,
+    Crossing,
+    Lift,
+    Out,
+    extra_inputs,
+    opaque_flatten,
+)
+
+MAX_BOUND = 256
+
+
+@overload
+def jit(fn: Callable[..., Any], /, **options: Any) -> Any: ...
+@overload
+def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]: ...
+def jit(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
+) -> Any:
+    """Compiles a function of objects; what it changes is changed on the caller's objects.
+
+    Works on functions, methods, partials, bound methods and callable Modules (whose own state is
+    threaded too), directly or as a decorator. Equal structures share one trace.
+
+    Args:
+      fn: The function; without it, a decorator is returned.
+      in_shardings: A prefix of the positional arguments of shardings, or None. For an object: one
+        sharding for all its leaves, a `StateSharding`, or a State of shardings.
+      out_shardings: The same for the result.
+      static_argnums: Positions of arguments that are compile-time constants; they are compared
+        by value with their types.
+      static_argnames: Names of such arguments. Giving one by position or by name is the same.
+      donate_argnums: Positions of arguments whose buffers may be reused for results. Objects
+        get new arrays; other arguments are gone after the call.
+      donate_argnames: Names of such arguments.
+      keep_unused: As for `jax.jit`.
+      inline: As for `jax.jit`.
+      compiler_options: As for `jax.jit`.
+
+    Raises:
+      TraceLevelError: At a call that changed an object of another trace level.
+      DonatedBufferError: At a call that donates one buffer twice, or failed after donating.
+      StaticValueError: A static argument or attribute cannot be keyed.
+
+    Example:
+      >>> @nnx.jit
+      ... def count(model, x):
+      ...     model.calls[...] += 1
+      ...     return model(x)
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> model.calls = nnx.Variable(0)
+      >>> count(model, jnp.ones((1, 2))).shape, int(model.calls[...])
+      ((1, 3), 1)
+    """
+    options = _Options(
+        in_shardings,
+        out_shardings,
+        numbers(static_argnums),
+        names(static_argnames),
+        numbers(donate_argnums),
+        names(donate_argnames),
+        keep_unused,
+        inline,
+        compiler_options,
+    )
+    if fn is None:
+        return functools.partial(_jit, options=options)
+    return _jit(fn, options)
+
+
+def _jit(fn: Callable[..., Any], options: "_Options") -> Any:
+    if not callable(fn):
+        raise TypeError(f"nnx.jit expected a function, found {type(fn).__name__}.")
+    function, args, kwargs = resolve(fn)
+    if not args and not kwargs:
+        return JitFunction(function, options)
+    return BoundJit(_shared_jit(function, options.shifted(len(args))), args, kwargs)
+
+
+class _Options:
+    """The options of one jit."""
+
+    def __init__(
+        self,
+        in_shardings: Any,
+        out_shardings: Any,
+        static_argnums: tuple[int, ...],
+        static_argnames: tuple[str, ...],
+        donate_argnums: tuple[int, ...],
+        donate_argnames: tuple[str, ...],
+        keep_unused: bool,
+        inline: bool,
+        compiler_options: dict[str, Any] | None,
+    ) -> None:
+        self.in_shardings, self.out_shardings = in_shardings, out_shardings
+        self.static_argnums, self.static_argnames = static_argnums, static_argnames
+        self.donate_argnums, self.donate_argnames = donate_argnums, donate_argnames
+        self.jax = {"keep_unused": keep_unused, "inline": inline}
+        if compiler_options is not None:
+            self.jax["compiler_options"] = compiler_options  # type: ignore[assignment]
+
+    def shifted(self, by: int) -> "_Options":
+        """Returns the options for a function that takes `by` more arguments in front."""
+        new = object.__new__(_Options)
+        new.__dict__.update(self.__dict__)
+        new.static_argnums = tuple(n + by if n >= 0 else n for n in self.static_argnums)
+        new.donate_argnums = tuple(n + by if n >= 0 else n for n in self.donate_argnums)
+        if self.in_shardings is not None and isinstance(self.in_shardings, tuple):
+            new.in_shardings = (*[None] * by, *self.in_shardings)
+        return new
+
+    def key(self) -> Any:
+        """Returns something hashable that tells options apart."""
+        return (
+            self.static_argnums,
+            self.static_argnames,
+            self.donate_argnums,
+            self.donate_argnames,
+            repr(sorted(self.jax.items())),
+            None if self.in_shardings is None else id(self.in_shardings),
+            None if self.out_shardings is None else id(self.out_shardings),
+        )
+
+
+_BOUND: "OrderedDict[Any, JitFunction]" = OrderedDict()
+_BOUND_LOCK = threading.Lock()
+
+
+def _shared_jit(function: Callable[..., Any], options: _Options) -> "JitFunction":
+    """Returns one JitFunction per function and options, so that `nnx.jit(model.method)` is cheap."""
+    key = (function, options.key())
+    with _BOUND_LOCK:
+        found = _BOUND.get(key)
+        if found is None:
+            found = _BOUND[key] = JitFunction(function, options)
+        _BOUND.move_to_end(key)
+        while len(_BOUND) > MAX_BOUND:
+            _BOUND.popitem(last=False)
+        return found
+
+
+class JitFunction:
+    """A jitted function of objects; made by `nnx.jit`."""
+
+    def __init__(self, fn: Callable[..., Any], options: _Options) -> None:
+        functools.update_wrapper(self, fn)
+        self._options = options
+        self._lift = Lift(fn, "nnx.jit")
+        self._warned = False
+        self._traces = 0
+        known = parameters(fn)
+        title = self._lift.title
+        self._known = known
+        self._static = Chosen(known, options.static_argnums, options.static_argnames, title)
+        self._donated = Chosen(known, options.donate_argnums, options.donate_argnames, title)
+        self._has_statics, self._donates = bool(self._static), bool(self._donated)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._lift.method = name
+        self._lift.fn = scope.scoped_method(name, self._lift.fn)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else BoundJit(self, (instance,), {})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        level = current_level()
+        with self._bound(args, kwargs, level) if level is not EAGER else _NO_SCOPE as bound:
+            binding, leaves = bound or self._bind(args, kwargs, False)
+            inner = self._inner(binding, leaves)
+            operands = inner.operands(binding, leaves)
+            if self._donates:
+                out = self._call_donating(binding, inner, operands)
+            else:
+                out = inner.compiled(*operands)
+            return binding.deliver(out, level)
+
+    def _bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], nested: bool
+    ) -> tuple[Binding, list[Any]]:
+        statics = None
+        if self._has_statics:
+            args, kwargs = by_position(args, kwargs, self._known)
+            args, kwargs, statics = Statics.take(args, kwargs, self._static)
+        return self._lift.bind(args, kwargs, statics, nested)
+
+    @contextmanager
+    def _bound(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], level: Level
+    ) -> Iterator[tuple[Binding, list[Any]]]:
+        """Binds under another trace: the name of the receiver goes around the inner call."""
+        with scope.enter_transform(first_object(args, kwargs), self._lift.method) as nested:
+            yield self._bind(args, kwargs, nested)
+
+    def _inner(self, binding: Binding, leaves: list[Any]) -> "_Inner":
+        signature()  # where JAX has no process-wide context, this thread follows it here
+        crossing = binding.crossing
+        if crossing.foreign and _foreign_changed(crossing):
+            self._warn_foreign(crossing)
+            crossing.kept.clear()
+            crossing.foreign = {}
+        inner = crossing.kept.get("jit")
+        if inner is None:
+            inner = crossing.kept["jit"] = _Inner(self, binding, leaves)
+        return inner
+
+    def _call_donating(self, binding: Binding, inner: "_Inner", operands: tuple[Any, ...]) -> Out:
+        inner.check_donation(binding, operands)
+        try:
+            return inner.compiled(*operands)
+        except Exception as error:
+            lost = inner.lost(binding)
+            if lost:
+                raise DonatedBufferError(
+                    f"{self._lift.title} failed after its donated buffers were given away: "
+                    f"{error}\nGone are the values of {', '.join(lost)}. Restore them from a "
+                    "checkpoint, or call without donation to keep them."
+                ) from error
+            raise
+
+    def _warn_foreign(self, crossing: Crossing) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        found = ", ".join(_foreign_names(self._lift.fn, crossing)) or "a Variable"
+        warnings.warn(
+            f"{self._lift.title} is traced again: it reads {found} of an object that it closes "
+            "over, whose value has changed since. Pass the object as an argument: then its values "
+            "are inputs, and one trace serves them all.",
+            stacklevel=4,
+        )
+
+    def lower(self, *args: Any, **kwargs: Any) -> "Staged":
+        """Lowers for these arguments; arrays may be `jax.ShapeDtypeStruct`. Runs nothing."""
+        return self._staged("lower", args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> "Staged":
+        """Traces for these arguments. Runs nothing, and changes no object."""
+        return self._staged("trace", args, kwargs)
+
+    def _staged(self, stage: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Staged":
+        binding, leaves = self._bind(args, kwargs, False)
+        inner = self._inner(binding, leaves)
+        staged = getattr(inner.compiled, stage)(*inner.operands(binding, leaves))
+        return Staged(self, inner, staged)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result with `jax.ShapeDtypeStruct` in place of arrays. Changes no object."""
+        binding, leaves = self._bind(args, kwargs, False)
+        inner = self._inner(binding, leaves)
+        out = inner.compiled.eval_shape(*inner.operands(binding, leaves))
+        return binding.abstract_result(out)
+
+    def clear_cache(self) -> None:
+        """Forgets all traces and compiled code of this function."""
+        self._lift.clear()
+
+    def cache_info(self) -> "CacheInfo":
+        """Returns how often the function was traced, and for how many structures."""
+        return CacheInfo(self._traces, *self._lift.sizes())
+
+    def __repr__(self) -> str:
+        return f"<nnx.jit of {getattr(self._lift.fn, '__qualname__', self._lift.fn)}>"
+
+
+class CacheInfo(NamedTuple):
+    """What a jitted function keeps.
+
+    Attributes:
+      traces: How often the function was traced in all.
+      structures: The number of argument structures with compiled code.
+      bindings: The number of argument objects it can call without a new look at their structure.
+    """
+
+    traces: int
+    structures: int
+    bindings: int
+
+
+_NO_SCOPE: AbstractContextManager[None] = nullcontext()
+
+
+def first_object(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns the first object among the arguments, the receiver of scopes; None without any."""
+    leaves, _ = opaque_flatten((args, kwargs))
+    found = (x.node for x in leaves if type(x) is Opaque and kind_of(x.node) == OBJECT)
+    return next(found, None)
+
+
+class _Inner:
+    """One inner `jax.jit`: of a crossing, with its donation and shardings."""
+
+    def __init__(self, function: JitFunction, binding: Binding, leaves: list[Any]) -> None:
+        crossing, options = binding.crossing, function._options
+        self.donated, self.donated_rest = (), ()
+        if function._donates:
+            self.donated, self.donated_rest = _donated_leaves(crossing, function._donated)
+        self.kept = tuple(
+            n for n in range(len(crossing.graphdef.leaves)) if n not in set(self.donated)
+        )
+        self.kept_rest = tuple(n for n in crossing.rest if n not in set(self.donated_rest))
+        self.all_kept = not self.donated and not self.donated_rest
+        shardings = JitShardings(binding, leaves, options.in_shardings, options.out_shardings)
+        arguments: dict[str, Any] = dict(options.jax)
+        if not self.all_kept:
+            arguments["donate_argnums"] = (0, 2)
+        if options.in_shardings is not None:
+            arguments["in_shardings"] = (
+                [shardings.leaves.get(n) for n in self.donated],
+                [shardings.leaves.get(n) for n in self.kept],
+                [shardings.rest.get(n) for n in self.donated_rest],
+                [shardings.rest.get(n) for n in self.kept_rest],
+                None,
+            )
+        self.compiled = jax.jit(self._pure(function, crossing, shardings), **arguments)
+
+    def operands(self, binding: Binding, leaves: list[Any]) -> tuple[Any, ...]:
+        """Returns what the inner jit takes: values and arguments, donated and kept, and extras."""
+        values = binding.plan.gather()
+        extras = extra_inputs()
+        if self.all_kept:
+            return (), values, (), [leaves[n] for n in self.kept_rest], extras
+        return (
+            [values[n] for n in self.donated],
+            [values[n] for n in self.kept],
+            [leaves[n] for n in self.donated_rest],
+            [leaves[n] for n in self.kept_rest],
+            extras,
+        )
+
+    def _pure(
+        self, function: JitFunction, crossing: Crossing, shardings: "JitShardings"
+    ) -> Callable[..., Out]:
+        donated, kept, rest_order = self.donated, self.kept, (*self.donated_rest, *self.kept_rest)
+        title = getattr(function, "__name__", type(function._lift.fn).__name__)
+
+        def pure(
+            donated_values: Any, kept_values: Any, donated_rest: Any, kept_rest: Any, extras: Any
+        ) -> Out:
+            function._traces += 1
+            values: list[Any] = [None] * (len(donated) + len(kept))
+            for number, value in zip(
+                (*donated, *kept), (*donated_values, *kept_values), strict=True
+            ):
+                values[number] = value
+            by_position = dict(zip(rest_order, (*donated_rest, *kept_rest), strict=True))
+            found: dict[int, Any] = {}
+            FOREIGN_READS.recorders.append(found)
+            try:
+                out = crossing.pure(values, [by_position[n] for n in crossing.rest], extras)
+            finally:
+                FOREIGN_READS.recorders.remove(found)
+            crossing.foreign.update(found)
+            return shardings.constrain(with_all_changed(out, donated, values))
+
+        pure.__name__ = pure.__qualname__ = title  # JAX names the program after it
+        return pure
+
+    def check_donation(self, binding: Binding, operands: tuple[Any, ...]) -> None:
+        """Raises if one buffer would be given away twice, or given away and kept."""
+        donated = [
+            (f"{binding.leaf_path(n)}", leaf)
+            for n, value in zip(self.donated, operands[0], strict=True)
+            for leaf in jax.tree.leaves(value)
+        ]
+        ids = [id(leaf) for _, leaf in donated]
+        others = {id(leaf) for leaf in jax.tree.leaves((operands[1], operands[3]))}
+        if len(set(ids)) == len(ids) and others.isdisjoint(ids):
+            return
+        first: dict[int, str] = {}
+        for path, leaf in donated:
+            if id(leaf) in first:
+                raise DonatedBufferError(
+                    f"{path} and {first[id(leaf)]} hold the same buffer, which cannot be donated "
+                    "twice. Nothing was called. Give one of them an array of its own "
+                    "(jnp.copy), or share the Variable itself."
+                )
+            first[id(leaf)] = path
+        clash = next(path for path, leaf in donated if id(leaf) in others)
+        raise DonatedBufferError(
+            f"{clash} is donated, and an argument that is not holds the same buffer. Nothing was "
+            "called. Give one of them an array of its own (jnp.copy), or donate neither."
+        )
+
+    def lost(self, binding: Binding) -> list[str]:
+        """Names the donated leaves whose buffers are gone."""
+        values = binding.plan.gather()
+        return [
+            binding.leaf_path(n)
+            for n in self.donated
+            if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(values[n]))
+        ]
+
+
+def _donated_leaves(crossing: Crossing, donated: Chosen) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the leaf numbers and the argument positions that are donated."""
+    leaves: set[int] = set()
+    rest: set[int] = set()
+    for position in crossing.argument_positions(donated):
+        if position in crossing.roots:
+            leaves.update(crossing.root_entries(crossing.roots.index(position)))
+        else:
+            rest.add(position)
+    return tuple(sorted(leaves)), tuple(sorted(rest))
+
+
+def with_all_changed(out: Out, donated: Sequence[int], values: Sequence[Any]) -> Out:
+    """Lets the donated leaves count as changed, as their buffers are gone in any case."""
+    definition = out.definition
+    if not donated:
+        return out
+    if definition.update is None:
+        new = dict(zip(definition.changed, out.changed, strict=True))
+        for number in donated:
+            new.setdefault(number, values[number])
+        changed = tuple(sorted(new))
+        return Out(
+            out.arrays,
+            [new[n] for n in changed],
+            out.extras,
+            definition._replace(changed=changed),
+        )
+    update = definition.update
+    new_values, kept, emitted = [], [], iter(out.changed)
+    for number, stays in zip(update.leaves, update.kept, strict=True):
+        force = stays and number in donated
+        if not stays:
+            new_values.append(next(emitted))
+        elif force:
+            new_values.append(values[number])
+        kept.append(stays and not force)
+    update = update._replace(kept=tuple(kept))
+    return Out(out.arrays, new_values, out.extras, definition._replace(update=update))
+
+
+class JitShardings:
+    """The shardings of one inner jit, by leaf number and by argument position."""
+
+    def __init__(self, binding: Binding, leaves: list[Any], given: Any, results: Any) -> None:
+        self.results = results
+        self.leaves: dict[int, Any] = {}
+        self.rest: dict[int, Any] = {}
+        if given is None:
+            return
+        crossing = binding.crossing
+        args, _ = jax.tree_util.tree_unflatten(crossing.treedef, leaves)
+        roles = spread(given, args, "in_shardings")
+        for position, role in enumerate(roles):
+            if position not in crossing.roots:
+                self.rest[position] = role
+                continue
+            entries = crossing.root_entries(crossing.roots.index(position)).items()
+            handles = binding.plan.handles
+            self.leaves.update(leaf_roles(role, list(entries), lambda n: handles[n]()))
+
+    def constrain(self, out: Out) -> Out:
+        """Puts the shardings on the results, and those of the arguments on what changed of them."""
+        definition = out.definition
+        changed = (
+            [
+                _constrained(value, self.leaves.get(number))
+                for number, value in zip(definition.changed, out.changed, strict=True)
+            ]
+            if definition.update is None
+            else out.changed
+        )
+        arrays = out.arrays
+        if self.results is not None:
+            size = definition.tree.num_leaves
+            spec = definition.spec or (None,) * size
+            numbers = jax.tree_util.tree_unflatten(definition.tree, range(size))
+            roles = spread(self.results, numbers, "out_shardings")
+            chosen = [role for role, entry in zip(roles, spec, strict=True) if entry is None]
+            arrays = [_constrained(value, role) for value, role in zip(arrays, chosen, strict=True)]
+        return Out(arrays, changed, out.extras, definition)
+
+
+def _constrained(value: Any, sharding: Any) -> Any:
+    if sharding is None:
+        return value
+    return jax.lax.with_sharding_constraint(value, sharding)
+
+
+def _foreign_changed(crossing: Crossing) -> bool:
+    for variable_ref, value_ref in crossing.foreign.values():
+        variable = variable_ref()
+        if variable is None or variable._value is not value_ref():
+            return True
+    return False
+
+
+def _foreign_names(fn: Any, crossing: Crossing) -> list[str]:
+    """Finds the changed foreign Variables below what the function closes over."""
+    changed = {
+        id(variable)
+        for ref, value in crossing.foreign.values()
+        if (variable := ref()) is not None and variable._value is not value()
+    }
+    fn = inspect.unwrap(fn)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return []
+    cells = zip(code.co_freevars, fn.__closure__ or (), strict=True)
+    reached = {name: cell.cell_contents for name, cell in cells}
+    reached |= {n: fn.__globals__[n] for n in code.co_names if n in fn.__globals__}
+    return [
+        format_path(path, name)
+        for name, value in reached.items()
+        for path, x in iter_graph(value)
+        if id(x) in changed
+    ]
+
+
+class BoundJit:
+    """A jitted function with its first arguments, such as a method of an object."""
+
+    def __init__(
+        self, function: JitFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.__func__ = function
+        self.__self__ = args[0] if args else None
+        self._args, self._kwargs = args, kwargs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(*self._args, *args, **{**self._kwargs, **kwargs})
+
+    def lower(self, *args: Any, **kwargs: Any) -> "Staged":
+        """As `JitFunction.lower`."""
+        return self.__func__.lower(*self._args, *args, **{**self._kwargs, **kwargs})
+
+    def trace(self, *args: Any, **kwargs: Any) -> "Staged":
+        """As `JitFunction.trace`."""
+        return self.__func__.trace(*self._args, *args, **{**self._kwargs, **kwargs})
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `JitFunction.eval_shape`."""
+        return self.__func__.eval_shape(*self._args, *args, **{**self._kwargs, **kwargs})
+
+    def clear_cache(self) -> None:
+        """Forgets all traces and compiled code of the function."""
+        self.__func__.clear_cache()
+
+    def cache_info(self) -> CacheInfo:
+        """As `JitFunction.cache_info`."""
+        return self.__func__.cache_info()
+
+
+class Staged:
+    """A stage of `jax.jit` (traced, lowered or compiled) whose calls take objects.
+
+    Everything else (`as_text`, `cost_analysis`, `memory_analysis`, `jaxpr`, ...) is JAX's own.
+    """
+
+    def __init__(self, function: JitFunction, inner: _Inner, stage: Any) -> None:
+        self._function, self._inner, self.stage = function, inner, stage
+
+    def lower(self, *args: Any, **kwargs: Any) -> "Staged":
+        """Lowers a traced stage."""
+        return Staged(self._function, self._inner, self.stage.lower(*args, **kwargs))
+
+    def compile(self, *args: Any, **kwargs: Any) -> "Staged":
+        """Compiles a lowered stage; the result can be called with objects."""
+        return Staged(self._function, self._inner, self.stage.compile(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stage, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a compiled stage."""
+        binding, leaves = self._function._bind(args, kwargs, False)
+        out = self.stage(*self._inner.operands(binding, leaves))
+        return binding.deliver(out, current_level())

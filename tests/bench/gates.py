@@ -1,0 +1,104 @@
+"""What the benchmark must show, as data.
+
+A gate compares two columns of one row: `nnxlite / raw` from above, `flax / nnxlite` and
+`equinox / nnxlite` from below. Limits are by size, in leaves; `ANY` is every size and `None` a row
+of one size. A gate on a row that was not run, or whose control failed, is not judged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+ANY = "any"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """One requirement.
+
+    Attributes:
+      row: Name of the row.
+      ratio: What is compared, one of `RATIOS`.
+      limits: By size; `ANY` stands for sizes that are not named.
+      aim: Stricter limits that are shown, never failed.
+    """
+
+    row: str
+    ratio: str
+    limits: dict[int | str, float]
+    aim: dict[int | str, float] = dataclasses.field(default_factory=dict)
+
+    def limit_at(self, size: int | None) -> float | None:
+        return self.limits.get(size, self.limits.get(ANY))
+
+    def passes(self, measured: float, limit: float) -> bool:
+        return measured <= limit if self.ratio in AT_MOST else measured >= limit
+
+    def described(self, limit: float) -> str:
+        sign = "<=" if self.ratio in AT_MOST else ">="
+        return f"{self.ratio} {sign} {limit:g}"
+
+
+OVER_RAW = "nnxlite/raw"
+OF_FLAX = "flax/nnxlite"
+OF_EQUINOX = "equinox/nnxlite"
+OVERHEAD = "(flax-raw)/(nnxlite-raw)"
+AT_MOST = (OVER_RAW,)
+
+
+def ratio_of(name: str, us: dict[str, float]) -> float | None:
+    """The ratio from medians by column, or `None` where a column is missing."""
+    if name == OVERHEAD:
+        if not {"raw", "nnxlite", "flax"} <= us.keys():
+            return None
+        over = us["nnxlite"] - us["raw"]
+        return (us["flax"] - us["raw"]) / over if over > 0 else math.inf
+    above, below = name.split("/")
+    return us[above] / us[below] if above in us and below in us else None
+
+
+GATES = (
+    # nnx.jit
+    Gate("no-op", OVER_RAW, {72: 1.6, 282: 1.55, 702: 1.35}, aim={72: 1.4, 282: 1.35, 702: 1.2}),
+    Gate("no-op", OF_FLAX, {702: 60}, aim={702: 100}),
+    Gate("no-op", OF_EQUINOX, {72: 3, 282: 3, 702: 3}, aim={ANY: 4}),
+    Gate("Adam step", OVER_RAW, {ANY: 1.25}, aim={72: 1.15, 282: 1.10, 702: 1.10, 2802: 1.10}),
+    Gate("Adam step", OF_FLAX, {72: 8, 282: 8, 702: 5}),
+    Gate("Adam step", OVERHEAD, {702: 30}, aim={702: 60}),
+    Gate("Adam step", OF_EQUINOX, {72: 1.6, 282: 1.6, 702: 1.6}, aim={ANY: 2}),
+    Gate("Adam step, donated", OVER_RAW, {ANY: 1.25}),
+    Gate("Adam step, optax", OVER_RAW, {ANY: 1.25}),
+    # functions of States
+    Gate("split", OF_FLAX, {ANY: 100}),
+    Gate("split, fresh model each call", OF_FLAX, {ANY: 5}),
+    Gate("state(Param)", OF_FLAX, {ANY: 100}),
+    Gate("update", OF_FLAX, {ANY: 40}),
+    Gate("merge", OF_FLAX, {ANY: 5}),
+    Gate("clone", OF_FLAX, {ANY: 6}),
+    Gate("clone(share=True)", OF_FLAX, {ANY: 20}),
+    # plain JAX
+    Gate("jax.jit(State)", OVER_RAW, {72: 2.9, 282: 3.0, 702: 3.0, 2802: 3.8}),
+    Gate("jax.jit(State)", OF_FLAX, {ANY: 1.9}),
+    Gate("jax.jit(State), three metadata", OF_FLAX, {ANY: 2.2}),
+    Gate("jax.jit(State) -> State", OVER_RAW, {ANY: 1.8}),
+    Gate("jax.jit(State) -> State", OF_FLAX, {ANY: 2.0}),
+    Gate("jitted adam over States", OVER_RAW, {ANY: 1.9}),
+    Gate("jitted adam over States", OF_FLAX, {72: 1.8, 282: 1.8, 702: 1.5}),
+    Gate("jax.tree.map(State)", OF_FLAX, {ANY: 3.2}),
+    Gate("jax.jit(Module)", OVER_RAW, {ANY: 3.0}),
+    Gate("jax.jit(Module)", OF_FLAX, {ANY: 6.5}),
+    Gate("jax.jit(Module) -> Module", OVER_RAW, {ANY: 2.5}),
+    Gate("jax.jit(Module) -> Module", OF_FLAX, {ANY: 4, 2802: 2.8}),
+    Gate("jax.tree.leaves(Module)", OF_FLAX, {ANY: 10}),
+    Gate("jax.tree.map(Module)", OF_FLAX, {ANY: 6}),
+    Gate("trace jax.jit(State)", OVER_RAW, {ANY: 2.0}),
+    Gate("trace jax.jit(State)", OF_FLAX, {ANY: 1.35}),
+    Gate("trace jax.jit(Module)", OVER_RAW, {ANY: 2.0}),
+    Gate("trace jax.jit(Module)", OF_FLAX, {ANY: 2.7}),
+    # once
+    Gate("eager forward, 24 blocks", OVER_RAW, {ANY: 1.1}),
+    Gate("lower forward, 24 blocks", OVER_RAW, {ANY: 1.2}, aim={ANY: 1.1}),
+    Gate("lower Adam step, 24 blocks", OVER_RAW, {ANY: 1.2}, aim={ANY: 1.05}),
+    Gate("import", OVER_RAW, {ANY: 1.25}),
+)
