@@ -70,7 +70,7 @@ def peers(session: nox.Session) -> None:
 
 @nox.session(python=NEWEST)
 def bench(session: nox.Session) -> None:
-    """Time against raw JAX, flax.nnx and equinox in one run; writes tests/bench/table.md."""
+    """Time against raw JAX, flax.nnx and equinox in one run; writes tests/bench/results."""
     install(session, "bench")
     session.run("python", "-m", "tests.bench", *session.posargs)
 

@@ -142,6 +142,8 @@ class _Comparison:
             raise _Different(f"{path}: values {np.asarray(a)} and {np.asarray(b)}")
 
     def _statics(self, a: Any, b: Any, path: str) -> None:
+        if a is b:
+            return
         self._same(type(a), type(b), path, "type")
         if isinstance(a, float | complex):
             self._same(repr(a), repr(b), path, "static value")

@@ -269,7 +269,8 @@ def set_metadata(run: _Run, i: int, j: int, c: int) -> None:
 
 @action("output")
 def give_node(run: _Run, i: int, j: int, c: int) -> None:
-    run.given.append(pick(run.nodes(has_identity), i))
+    # A plain list or dict given back is JAX's own pytree: the caller gets another one.
+    run.given.append(pick(run.nodes(lambda node: not isinstance(node, list | dict)), i))
 
 
 @action("output")
@@ -291,10 +292,13 @@ ALL_EFFECTS = frozenset(effect for effect, _ in ACTIONS.values())
 
 
 def programs(
-    effects: Iterable[str] = ALL_EFFECTS, *, max_steps: int = 6
+    effects: Iterable[str] = ALL_EFFECTS, *, without: Iterable[str] = (), max_steps: int = 6
 ) -> st.SearchStrategy[Program]:
-    """Draws programs whose steps have only the given effects."""
-    names = [name for name, (effect, _) in ACTIONS.items() if effect in set(effects)]
+    """Draws programs whose steps have only the given effects, without some actions."""
+    wanted, unwanted = set(effects), set(without)
+    names = [n for n, (effect, _) in ACTIONS.items() if effect in wanted and n not in unwanted]
     number = st.integers(0, 5)
     steps = st.builds(Step, st.sampled_from(names), number, number, st.integers(-2, 3))
-    return st.builds(Program, st.lists(steps, min_size=1, max_size=max_steps).map(tuple))
+    # Of a fixed length each: lists as Hypothesis draws them are mostly short.
+    lengths = [st.builds(Program, st.tuples(*[steps] * n)) for n in range(1, max_steps + 1)]
+    return st.one_of(lengths)

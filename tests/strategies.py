@@ -123,7 +123,6 @@ CLOSURES = 3  # the last ones, which the standard `pickle` cannot do
 VARIABLES = (nnx.Param, nnx.BatchStat, nnx.Cache, Count)
 OBJECTS = (Net, Block, Bag)
 CONTAINERS = (list, dict, nnx.List, nnx.Dict)
-NAMES = ("a", "b", "c", "d")
 
 
 class Ref(NamedTuple):
@@ -163,6 +162,13 @@ class Method(NamedTuple):
 
     node: int
     partial: bool
+
+
+class Marked(NamedTuple):
+    """What the user says of an attribute: `nnx.data` or `nnx.static`."""
+
+    mark: Callable[[Any], Any]
+    content: Any
 
 
 class NodeSpec(NamedTuple):
@@ -229,6 +235,8 @@ def _content(content: Any, made: list[Any]) -> Any:
         case Method(number, partial):
             method = made[number].double
             return functools.partial(method) if partial else method
+        case Marked(mark, inner):
+            return mark(_content(inner, made))
         case Value(type, first, second):
             children = _content(first, made), _content(second, made)
             return children if type is tuple else type(*children)
@@ -251,18 +259,38 @@ def sum_of(variable: nnx.Variable) -> jax.Array:
     return functools.reduce(jnp.add, sums, jnp.float32(0))
 
 
-small = st.integers(-3, 3)
+# Strategies are made once, here: making them anew in each draw would double its cost. So a drawn
+# node number may be too large; it is taken modulo the number of nodes.
+flags = st.booleans()
+numbers = st.integers(0, 11)
 shapes = st.sampled_from([(), (2,)])
-arrays = st.builds(Array, small, shapes, st.booleans())
-device_arrays = st.builds(Array, small, shapes)
+arrays = st.builds(Array, st.integers(-3, 3), shapes, flags)
+device_arrays = st.builds(Array, st.integers(-3, 3), shapes)
 metadata = st.sampled_from([(), (("tag", "x"),), (("tag", "y"), ("rate", 0.5))])
-variable_values = device_arrays | st.fixed_dictionaries({"u": device_arrays, "v": device_arrays})
+variable_values = arrays | st.fixed_dictionaries({"u": device_arrays, "v": device_arrays})
 variables = st.builds(VariableSpec, st.sampled_from(VARIABLES), variable_values, metadata)
+constants = st.builds(Constant, st.integers(0, len(STATICS) - 1))
+refs = st.builds(Ref, numbers)
+plain = refs | arrays | constants
+values = st.builds(Value, st.sampled_from([tuple, Pair, Box]), plain, plain)
+methods = st.builds(Method, numbers, flags)
+marked = st.builds(Marked, st.just(nnx.data), refs | values) | st.builds(
+    Marked, st.just(nnx.static), constants
+)
+extras = st.one_of(refs, arrays, constants, values, methods)
+classes_below = st.sampled_from(OBJECTS + CONTAINERS)
+wrappings = st.sampled_from([None, None, tuple, Pair, Box])
+few = st.integers(0, 2)
 
 
 @st.composite
 def blueprints(
-    draw: st.DrawFn, *, roots: int = 1, max_nodes: int = 6, closures: bool = True
+    draw: st.DrawFn,
+    *,
+    roots: int = 1,
+    max_nodes: int = 4,
+    closures: bool = True,
+    marks: bool = False,
 ) -> Blueprint:
     """Draws graphs with sharing, cycles, containers, arrays, methods and statics of all kinds.
 
@@ -271,37 +299,59 @@ def blueprints(
       roots: How many roots; the first is a Net, all may share nodes.
       max_nodes: How many objects and containers there may be, next to up to three Variables.
       closures: Whether some static values are closures.
+      marks: Whether some attributes are assigned as `nnx.data(...)` or `nnx.static(...)`, which
+        limits what they may be set to later.
     """
-    classes = [Net, *draw(st.lists(st.sampled_from(OBJECTS + CONTAINERS), max_size=max_nodes - 1))]
-    leaves = draw(st.lists(variables, min_size=1, max_size=3))
-    count = len(classes) + len(leaves)
-    methodical = [n for n, cls in enumerate(classes) if issubclass(cls, Net)]
-    constants = st.builds(
-        Constant, st.integers(0, len(STATICS) - 1 - (0 if closures else CLOSURES))
-    )
-    contents = _contents(count, methodical, constants)
-    nodes: list[NodeSpec | VariableSpec] = []
-    for cls in classes:
-        items = draw(st.lists(contents, max_size=4))
-        keys = _keys(cls, len(items), draw)
-        nodes.append(NodeSpec(cls, tuple(zip(keys, items, strict=True))))
-    numbers = (0, *(draw(st.integers(0, len(classes) - 1)) for _ in range(roots - 1)))
-    return Blueprint((*nodes, *leaves), numbers)
+    size = 1 + draw(numbers) % max_nodes
+    classes = [Net, *(draw(classes_below) for _ in range(size - 1))]
+    leaves = [draw(variables) for _ in range(1 + draw(few))]
+    fit = _Fit(classes, size + len(leaves), len(STATICS) - (0 if closures else CLOSURES))
+    contents: list[list[Any]] = [[] for _ in classes]
+    for number in range(1, size + len(leaves)):
+        # Each node hangs at an earlier one, so that all of them are part of the graph.
+        parent = draw(numbers) % min(number, size)
+        wrapping = draw(wrappings)
+        child = Ref(number)
+        contents[parent].append(Value(wrapping, child, fit(draw(plain))) if wrapping else child)
+    for cls, items in zip(classes, contents, strict=True):
+        # Only objects take marks.
+        more = extras if not marks or cls in (list, dict) or draw(flags) else marked
+        items += [fit(draw(more)) for _ in range(draw(few))]
+    nodes = [
+        NodeSpec(cls, tuple(zip(_keys(cls, len(items), size), items, strict=True)))
+        for cls, items in zip(classes, contents, strict=True)
+    ]
+    # A plain list or dict as an argument is JAX's own pytree: copied, and not to hold itself.
+    objects = [n for n, cls in enumerate(classes) if issubclass(cls, nnx.Pytree)]
+    others = (objects[draw(numbers) % len(objects)] for _ in range(roots - 1))
+    return Blueprint((*nodes, *leaves), (0, *others))
 
 
-def _contents(
-    count: int, methodical: list[int], constants: st.SearchStrategy[Constant]
-) -> st.SearchStrategy[Any]:
-    refs = st.builds(Ref, st.integers(0, count - 1))
-    plain = st.one_of(refs, refs, arrays, constants)
-    values = st.builds(Value, st.sampled_from([tuple, Pair, Box]), plain, plain)
-    methods = st.builds(Method, st.sampled_from(methodical), st.booleans())
-    return st.one_of(plain, plain, values, methods)
+class _Fit:
+    """Brings drawn numbers into the range that one blueprint has."""
+
+    def __init__(self, classes: list[type], nodes: int, statics: int) -> None:
+        self.nets = [n for n, cls in enumerate(classes) if issubclass(cls, Net)]
+        self.nodes, self.statics = nodes, statics
+
+    def __call__(self, content: Any) -> Any:
+        match content:
+            case Ref(number):
+                return Ref(number % self.nodes)
+            case Constant(number):
+                return Constant(number % self.statics)
+            case Method(number, partial):
+                return Method(self.nets[number % len(self.nets)], partial)
+            case Value(type, first, second):
+                return Value(type, self(first), self(second))
+            case Marked(mark, inner):
+                return Marked(mark, self(inner))
+        return content
 
 
-def _keys(cls: type, count: int, draw: st.DrawFn) -> list[Any]:
+def _keys(cls: type, count: int, size: int) -> list[Any]:
     if cls in (list, nnx.List):
         return list(range(count))
-    if cls is dict and draw(st.booleans()):
+    if cls is dict and size % 2:
         return [10 * n for n in range(count)]
-    return list(NAMES[:count])
+    return [f"{letter}{n}" for n, letter in zip(range(count), "badcfehgjilk", strict=False)]

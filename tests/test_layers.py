@@ -12,24 +12,26 @@ import pytest
 import nnxlite
 
 ROWS = [
-    "_core.errors _core.versions _core.context _core.intern _core.arithmetic _core.oneline",
-    "_core.trace _core.keys _core.names _core.values _core.describe",
+    "_core.errors _core.versions _core.context _core.intern _core.arithmetic",
+    "_core.keyer _core.values _core.oneline _core.names",
+    "_core.function_keys",
+    "_core.trace _core.keys _core.describe",
     "_core.statics _core.render _core.scope _core.placement",
-    "_core.metadata",
+    "_core.extras _core.metadata",
     "_core.variable",
-    "_core.variable_names _core.sharding _core.filters",
+    "_core.variable_names _core.sharding _core.filters _core.recording",
     "_core.graph",
     "_core.build _core.plan _core.marks",
     "_core.state",
-    "_core.split _core.iterate _core.pytree",
+    "_core.split _core.iterate _core.pytree _core.capture",
     "_core.attributes",
     "_core.module",
     "_core.containers _core.rngs",
     "_core.random_state",
-    "_core.capture",
     "_transforms.arguments",
     "_transforms.lift",
     "_transforms.axes",
+    "_transforms.shardings _transforms.mapped",
     "_transforms.jit",
     "_transforms.grad _transforms.remat _transforms.vmap",
     "_transforms.scan _transforms.control",
@@ -48,7 +50,7 @@ WINGS = {
 WHEN_CALLED = {("_core.graph", "_core.split")}
 
 # Public modules that only gather names; `nnxlite.nn` and the like are doors by their `__init__`.
-DOORS = {"sharding"}
+DOORS = {"errors", "sharding"}
 
 PACKAGE = Path(nnxlite.__file__).parent
 

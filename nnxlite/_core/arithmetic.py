@@ -146,6 +146,7 @@ class Arithmetic:
         return value_of(item) in self.get_value()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the value."""
         return self.get_value()(*args, **kwargs)
 
     def __format__(self, spec: str) -> str:

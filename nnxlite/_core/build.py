@@ -96,7 +96,7 @@ def content(slot: Slot, nodes: Sequence[Any], leaves: Sequence[Any]) -> Any:
     if how == FILL_LEAF:
         return leaves[payload]
     if how == FILL_STATIC:
-        return thaw(payload)
+        return payload.value
     if how == FILL_NODE:
         return nodes[payload]
     if how == FILL_METHOD:
@@ -104,12 +104,6 @@ def content(slot: Slot, nodes: Sequence[Any], leaves: Sequence[Any]) -> Any:
         return types.MethodType(function.value, nodes[number])
     how, slots = payload
     return graph.rebuild_value(how, [content(child, nodes, leaves) for child in slots])
-
-
-def thaw(fixed: statics.Static) -> Any:
-    """Returns a static value; a set, which is mutable, as a copy."""
-    value = fixed.value
-    return set(value) if type(value) is set else value
 
 
 def _shell(record: Record, level: Level) -> Any:
@@ -174,9 +168,9 @@ def _kept_or_new(old: Any, slot: Slot, nodes: Sequence[Any], leaves: Sequence[An
     how, payload = slot[1], slot[2]
     if how == FILL_STATIC:
         try:
-            return old if statics.static(old) is payload else thaw(payload)
+            return old if statics.static(old) is payload else payload.value
         except StaticValueError:
-            return thaw(payload)
+            return payload.value
     if how == FILL_METHOD and isinstance(old, types.MethodType):
         if old.__self__ is nodes[payload[0]] and old.__func__ is payload[1].value:
             return old

@@ -6,12 +6,22 @@ somebody may want to catch it; everything else is a plain `TypeError` or `ValueE
 """
 
 from collections.abc import Hashable
+from typing import Any
 
 Path = tuple[Hashable, ...]
 
 
 class TraceLevelError(RuntimeError):
-    """A write to an object or Variable that belongs to another trace level."""
+    """A write to an object or Variable that belongs to another trace level.
+
+    Attributes:
+      node: What was to be written, until a transform has put its path into the message.
+    """
+
+    node: Any = None
+
+    def __reduce__(self) -> Any:  # without the node: a message may go where the model cannot
+        return type(self), self.args
 
 
 class StaticValueError(TypeError):

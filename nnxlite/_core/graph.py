@@ -288,6 +288,13 @@ class GraphDef(Generic[Node]):
         return apply_graphdef(self, state, *states)
 
 
+# As a pytree it is all structure, so that `jax.jit` takes what `split` gave.
+jax.tree_util.register_pytree_node(
+    GraphDef, lambda graphdef: ((), graphdef), lambda graphdef, _: graphdef
+)
+register_kind(GraphDef, STATIC)
+
+
 def _leaf_paths(skeleton: Skeleton) -> tuple[Path, ...]:
     alone = len(skeleton.roots) == 1
     starts = [(() if alone else (slot[0],), slot) for slot in skeleton.roots]
@@ -318,6 +325,38 @@ def leaf_paths(skeleton: Skeleton, starts: Sequence[tuple[Path, Slot]]) -> dict[
             continue
         stack.extend(((*path, thaw_key(slot[0])), slot) for slot in reversed(slots))
     return paths
+
+
+def node_paths(skeleton: Skeleton, starts: Sequence[tuple[Path, Slot]]) -> dict[int, Path]:
+    """Returns the paths at which nodes are first met from the given slots, in that order."""
+    paths: dict[int, Path] = {}
+    stack = list(reversed(starts))
+    while stack:
+        path, (_, how, payload) = stack.pop()
+        slots: tuple[Slot, ...] = ()
+        if how == FILL_VALUE:
+            slots = payload[1]
+        elif how in (FILL_NODE, FILL_METHOD):
+            number = payload if how == FILL_NODE else payload[0]
+            if number not in paths:
+                paths[number] = path
+                slots = skeleton.records[number].slots
+        stack.extend(((*path, thaw_key(slot[0])), slot) for slot in reversed(slots))
+    return paths
+
+
+def containers_of(records: Sequence[Record], slots: Iterable[Slot]) -> set[int]:
+    """Returns the numbers of the lists and dicts that hang on these slots, in each other too."""
+    found: set[int] = set()
+    stack = list(slots)
+    while stack:
+        _, how, payload = stack.pop()
+        if how == FILL_VALUE:
+            stack.extend(payload[1])
+        elif how == FILL_NODE and records[payload].cls in (list, dict) and payload not in found:
+            found.add(payload)
+            stack.extend(records[payload].slots)
+    return found
 
 
 def thaw_key(key: Hashable) -> Hashable:
@@ -378,6 +417,18 @@ def flatten(roots: tuple[Any, ...]) -> Flat:
     return Flat(graphdef, walk.nodes, walk.leaves, walk.places, walk.watched, holder)
 
 
+class _Where:
+    """A path that is written out only when an error message needs it."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return format_path(self.path)
+
+
 class _Walk:
     """The state of one flattening."""
 
@@ -390,6 +441,7 @@ class _Walk:
         self.watched: list[tuple[Place, Any]] = []
         self.node_numbers: dict[int, int] = {}
         self.leaf_numbers: dict[int, int] = {}
+        self.functions: dict[int, Static] = {}
 
     def fill(self, value: Any, mark: int, path: Path, place: Place) -> tuple[int, Any]:
         """Says how a slot that holds `value` is filled, and walks on below it."""
@@ -407,10 +459,10 @@ class _Walk:
         if kind == STATIC:
             if mark == BARE or (mark == DATA and isinstance(value, _NUMBERS)):
                 return FILL_LEAF, self.array_leaf(value, place)
-            return FILL_STATIC, statics.static(value, format_path(path))
+            return FILL_STATIC, self.static(value, path)
         if kind == ARRAY:
             if mark == HELD_STATIC:
-                return FILL_STATIC, statics.static(value, format_path(path))
+                return FILL_STATIC, statics.static_by_identity(value, _Where(path))
             return FILL_LEAF, self.array_leaf(value, place)
         if kind in _CONTAINERS:
             return FILL_NODE, self.container(value, mark, path, place)
@@ -419,11 +471,20 @@ class _Walk:
         if kind == METHOD and is_graph_method(value):
             return FILL_METHOD, (
                 self.node(value.__self__, path),
-                statics.static(value.__func__, format_path(path)),
+                self.static(value.__func__, path),
             )
         if kind in (TUPLE, FOREIGN) or (kind == PARTIAL and is_graph_method(value)):
             return FILL_VALUE, self.value(value, kind, mark, path, place)
-        return FILL_STATIC, statics.static(value, format_path(path))
+        return FILL_STATIC, statics.static(value, _Where(path))
+
+    def static(self, value: Any, path: Path) -> Static:
+        if type(value) is not types.FunctionType:
+            return statics.static(value, _Where(path))
+        # Keying a function costs microseconds, and layers share theirs.
+        found = self.functions.get(id(value))
+        if found is None:
+            found = self.functions[id(value)] = statics.static(value, _Where(path))
+        return found
 
     def owned_leaf(self, leaf: Any) -> int:
         number = self.leaf_numbers.get(id(leaf))
@@ -509,7 +570,7 @@ class _Walk:
                     "no order, so its state would have no stable paths. Use a list or a dict."
                 )
         self.watched.append((place, value))
-        return statics.static(value, format_path(path))
+        return statics.static(value, _Where(path))
 
 
 def _static_holds_data(value: Any, path: Path) -> StaticValueError:
@@ -529,7 +590,7 @@ def _sorted_keys(mapping: dict[Any, Any]) -> list[Any]:
 def _frozen_key(key: Hashable, path: Path) -> Hashable:
     if type(key) is str or type(key) is int:
         return key
-    return statics.static(key, f"a key of {format_path(path)}")
+    return statics.static(key, _Where((*path, "keys()")))
 
 
 def _check_data_keys(mapping: dict[Any, Any], path: Path) -> None:

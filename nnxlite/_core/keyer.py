@@ -36,6 +36,7 @@ class Keyer:
         self.open: dict[int, int] = {}  # id of a container or function under way -> its depth
 
     def key(self, value: Any) -> Hashable:
+        """Keys a value by the rule for its class."""
         cls = type(value)
         if cls is str or value is None:
             return value
@@ -54,17 +55,21 @@ class Keyer:
         return key
 
     def items(self, values: Any) -> tuple[Hashable, ...]:
+        """Keys each element of a sequence."""
         return tuple([self.at("[{}]", i, value) for i, value in enumerate(values)])
 
     def enter(self, value: Any) -> None:
+        """Notes that a container is under way, which must not be met again inside of itself."""
         if id(value) in self.open:
             raise self.error(f"is a {type(value).__name__} that contains itself")
         self.open[id(value)] = len(self.open)
 
     def leave(self, value: Any) -> None:
+        """Notes that a container is done."""
         del self.open[id(value)]
 
     def error(self, found: str, way_out: str = _WAY_OUT) -> StaticValueError:
+        """Returns the error that says what was found, and where."""
         part = "".join([step.format(name) for step, name in self.path])
         return StaticValueError(f"{self.where}{part} {found}. {way_out}")
 

@@ -38,7 +38,7 @@ class Meta:
       hooks: The hooks among the fields, each as a tuple of functions.
     """
 
-    __slots__ = ("_fields", "_plain", "hooks", "key", "__weakref__")
+    __slots__ = ("__weakref__", "_fields", "_plain", "hooks", "key")
 
     _fields: Mapping[str, Any]
     _plain: bool
@@ -116,7 +116,7 @@ def _new_meta(fields: Mapping[str, Any], key: Hashable) -> Meta:
             raise TypeError(f"metadata has the field name {name!r}; names are strings")
     new = object.__new__(Meta)
     new.key = key
-    new._plain = not any([is_mutable(item) for item in fields.values()])
+    new._plain = not any(is_mutable(item) for item in fields.values())
     new._fields = MappingProxyType({name: copy_containers(fields[name]) for name in sorted(fields)})
     new.hooks = {name: as_hooks(fields[name]) for name in HOOKS if name in fields}
     return new

@@ -6,10 +6,11 @@ structure version, cached plan, trace level and marks. A Module adds scopes arou
 the verbs on attributes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from nnxlite._core import attributes, iterate, render, statics
+from nnxlite._core import capture as recording
 from nnxlite._core.errors import Path, StaticValueError
 from nnxlite._core.filters import Filter
 from nnxlite._core.graph import ARRAY, OBJECT, STATIC, kind_of, register_kind
@@ -17,6 +18,7 @@ from nnxlite._core.marks import Marked, annotated_marks
 from nnxlite._core.pytree import register_object
 from nnxlite._core.scope import wrap_methods
 from nnxlite._core.trace import Level, check_writable, current_level
+from nnxlite._core.variable import Perturbation, Variable
 from nnxlite._core.versions import structure_changed
 
 _MISSING: Any = object()
@@ -160,6 +162,47 @@ class Module(Pytree):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         wrap_methods(cls)
+
+    def sow(
+        self,
+        kind: type[Variable] | str,
+        name: str,
+        value: Any,
+        reduce_fn: Callable[[Any, Any], Any] | None = None,
+        init_fn: Callable[[], Any] | None = None,
+    ) -> bool:
+        """Hands a value to the captures that run and asked for this kind; see `nnx.capture`.
+
+        Without one, nothing happens and nothing is computed.
+
+        Args:
+          kind: The kind of Variable, such as `nnx.Intermediate`, or its registered name.
+          name: The name below this module.
+          value: Any pytree of arrays.
+          reduce_fn: `reduce_fn(before, value)` joins values of one name; by default they are
+            collected in a tuple.
+          init_fn: Gives what stands before the first value; by default the empty tuple.
+
+        Returns:
+          Whether a capture took it.
+        """
+        return recording.sow(self, kind, name, value, reduce_fn, init_fn)
+
+    def perturb(
+        self, name: str, value: Any, kind: type[Variable] | str = Perturbation
+    ) -> Any:
+        """Returns `value`, plus the perturbation of this name that a capture gives.
+
+        A capture of `kind` makes zeros for it, and a capture with `init` adds what is given there:
+        the gradient of that is the gradient of `value`. Several calls with one name add the same
+        perturbation, so its gradient is their sum.
+
+        Args:
+          name: The name below this module.
+          value: Any pytree of arrays.
+          kind: The kind of Variable to record the perturbation as.
+        """
+        return recording.perturb(self, name, value, kind)
 
     def train(self, **attributes_to_set: Any) -> None:
         """Puts the module and all modules in it into training mode.

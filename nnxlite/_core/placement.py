@@ -169,9 +169,8 @@ def partition_spec(sharding: Sharding, rules: AxisRules = ()) -> PartitionSpec:
 
 def axis_names(sharding: Sharding) -> tuple[AxisName, ...]:
     """Returns the entries of any form of sharding."""
-    if isinstance(sharding, Format):
-        sharding = sharding.sharding
-    return tuple(sharding.spec if isinstance(sharding, NamedSharding) else sharding)
+    inner: Any = sharding.sharding if isinstance(sharding, Format) else sharding
+    return tuple(inner.spec if isinstance(inner, NamedSharding) else inner)
 
 
 def _translate(entry: AxisName, rules: Mapping[str, AxisName]) -> AxisName:

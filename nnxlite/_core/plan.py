@@ -246,7 +246,8 @@ class Plan(Validity):
         """Returns the values of all leaves."""
         if FOREIGN_READS.recorders:
             for handle in self.handles:
-                record_foreign_read(handle())
+                if type(handle) is not ArraySlot:  # a bare array cannot be told from a constant
+                    record_foreign_read(handle())
         # A list comprehension over slot loads beats map(attrgetter) by 2x on CPython 3.11-3.13.
         return [handle()._value for handle in self.handles]
 

@@ -181,7 +181,7 @@ def with_rngs(
     /,
     *,
     split: Splits | SplitsByFilter | None = None,
-    fork: Filter | Sequence[Filter] = None,
+    fork: Filter = None,
     broadcast: Splits | SplitsByFilter | None = None,
     only: Filter = True,
     graph: bool | None = None,
@@ -191,7 +191,7 @@ def with_rngs(
 def with_rngs(
     *,
     split: Splits | SplitsByFilter | None = None,
-    fork: Filter | Sequence[Filter] = None,
+    fork: Filter = None,
     broadcast: Splits | SplitsByFilter | None = None,
     only: Filter = True,
     graph: bool | None = None,
@@ -202,7 +202,7 @@ def with_rngs(
     /,
     *,
     split: Splits | SplitsByFilter | None = None,
-    fork: Filter | Sequence[Filter] = None,
+    fork: Filter = None,
     broadcast: Splits | SplitsByFilter | None = None,
     only: Filter = True,
     graph: bool | None = None,
@@ -217,7 +217,7 @@ def with_rngs(
     Args:
       node: The graph: an object, or a tuple, list or dict of objects.
       split: The number or shape of keys, or a mapping of filters to it.
-      fork: Filters of the streams that go on from one new key.
+      fork: A filter, or a list of them, of the streams that go on from one new key.
       broadcast: As `split`, for streams whose keys shall all be equal.
       only: The streams that are looked at.
       graph: Ignored; there is only one mode.
@@ -232,7 +232,7 @@ def with_rngs(
       >>> copy.params.key.shape, copy.dropout.key.shape, rngs.params.key.shape
       ((4,), (), ())
     """
-    forked = fork if isinstance(fork, list | tuple) else (fork,)
+    forked: Sequence[Filter] = fork if isinstance(fork, list | tuple) else (fork,)
     rules = [
         *((matches, "split", n) for matches, n in splits_by_predicate(split)),
         *((matches, "broadcast", n) for matches, n in splits_by_predicate(broadcast)),
@@ -285,7 +285,7 @@ def reseed(
       ValueError: A stream has many keys, with the policy `"scalars_only"`.
 
     Example:
-      >>> model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+      >>> model = nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0))
       >>> nnx.reseed(model, dropout=42)
       >>> first = model(jnp.ones(8))
       >>> nnx.reseed(model, dropout=42)

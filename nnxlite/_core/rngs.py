@@ -333,7 +333,8 @@ def _check_key(key: Any, tag: str) -> jax.Array:
             return jnp.asarray(key)
         if jnp.issubdtype(key.dtype, jnp.integer) and not key.ndim:
             return jax.random.key(key)
-    found = f"{key.dtype}{list(key.shape)}" if hasattr(key, "dtype") else f"{key!r}"
+    is_array = isinstance(key, jax.Array | np.ndarray)
+    found = f"{key.dtype}{list(key.shape)}" if is_array else f"{key!r}"
     raise ValueError(
         f"Cannot make the random stream {tag!r} from {found} of type {type(key).__name__}. "
         "Expected a seed (int), a key such as jax.random.key(0), or another stream."

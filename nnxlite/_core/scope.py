@@ -48,12 +48,68 @@ traces, whose name nobody has pushed.
 
 class _Running(threading.local):
     frame: Frame | None = None
+    around: Any = None  # whose method calls the transform that runs, if any
 
     def __reduce__(self) -> str:  # for cloudpickle, which takes wrapped methods apart
         return "RUNNING"
 
 
 RUNNING = _Running()
+
+
+class _Outputs(threading.local):
+    """Where outputs of methods go while a capture records them.
+
+    Attributes:
+      record: `record(receiver, method, output)`, which returns the output to use; or None.
+      running: The calls under way whose output will be recorded: the outermost counts.
+    """
+
+    record: Callable[[Any, str, Any], Any] | None = None
+
+    def __init__(self) -> None:
+        self.running: set[tuple[int, str]] = set()
+
+    def __reduce__(self) -> str:  # as for `RUNNING`
+        return "OUTPUTS"
+
+    def starts(self, receiver: Any, method: str) -> bool:
+        return (id(receiver), method) not in self.running
+
+    def recorded(
+        self,
+        call: Callable[..., Any],
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        key = (id(args[0]), method)
+        self.running.add(key)
+        try:
+            output = call(*args, **kwargs)
+        finally:
+            self.running.discard(key)
+        return output if self.record is None else self.record(args[0], method, output)
+
+
+OUTPUTS = _Outputs()
+
+
+@contextmanager
+def recording_outputs(record: Callable[[Any, str, Any], Any]) -> Iterator[None]:
+    """Gives the output of every method that is named to `record`, inside the block."""
+    before = OUTPUTS.record
+    OUTPUTS.record = record
+    try:
+        yield
+    finally:
+        OUTPUTS.record = before
+
+
+def running_receiver() -> Any:
+    """Returns the object whose method runs in this thread, the innermost; None outside of all."""
+    frame = RUNNING.frame
+    return RUNNING.around if frame is None else frame[0]
 
 
 def wrap_methods(cls: type) -> None:
@@ -142,6 +198,8 @@ def _qualifies(name: str, value: Any) -> bool:
 def _scoped(function: F, name: str, label: str | None, force: bool) -> F:
     @functools.wraps(function)
     def method(*args: Any, **kwargs: Any) -> Any:
+        if OUTPUTS.record is not None and args and OUTPUTS.starts(args[0], name):
+            return OUTPUTS.recorded(method, name, args, kwargs)
         outer = RUNNING.frame
         scope = _enter(outer, args[0] if args else None, name, label, force)
         try:
@@ -162,7 +220,10 @@ _SCOPED_CODE = _scoped(lambda self: None, "", None, False).__code__
 
 def _enter(outer: Frame | None, receiver: Any, method: str, label: str | None, force: bool) -> str:
     """Starts a call inside `outer` and returns the name to push, empty for none."""
-    if not (current().scopes or force):
+    ambient = current()
+    if not (ambient.scopes or force):
+        if ambient.captured:  # a capture asks whose method runs, also where names are off
+            RUNNING.frame = (receiver, method, outer, None)
         return ""
     if outer is None or outer[3] is None:  # in a traced call, the trace is known to run still
         if get_opaque_trace_state(convention="nnxlite") == EAGER:
@@ -282,7 +343,10 @@ def _labelled(fn: Callable[..., Any], name: str | None, force: bool) -> Callable
             "call has returned, when the name is gone. Label the functions that it calls."
         )
 
-    @functools.wraps(fn)
+    # The attributes of a function go along, not those of a callable module.
+    updated = functools.WRAPPER_UPDATES if isinstance(fn, FunctionType) else ()
+
+    @functools.wraps(fn, updated=updated)
     def labelled(*args: Any, **kwargs: Any) -> Any:
         if not (force or current().scopes):
             return fn(*args, **kwargs)
@@ -361,9 +425,10 @@ def inside_transform(receiver: Any, method: str | None = None) -> Iterator[None]
         taken as running already, so its own call of `method` pushes nothing. Else None.
       method: As for `enter_transform`.
     """
-    outer = RUNNING.frame
+    outer, around = RUNNING.frame, RUNNING.around
+    RUNNING.around = running_receiver()
     RUNNING.frame = None if receiver is None else (receiver, method or "__call__", None, {})
     try:
         yield
     finally:
-        RUNNING.frame = outer
+        RUNNING.frame, RUNNING.around = outer, around

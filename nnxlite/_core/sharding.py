@@ -6,7 +6,7 @@ the name it was told by `transform_metadata`, or None.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -14,15 +14,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nnxlite._core.placement import AxisName, Sharding, axis_names, partition_spec
 from nnxlite._core.variable import Variable, with_metadata
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 PARTITION_NAME = "partition_name"
 """The key of `transform_metadata` under which a transform finds the name of the axis it adds."""
 
 
 def with_partitioning(
-    initializer: F, sharding: Sharding, mesh: Mesh | None = None, **metadata: Any
-) -> F:
+    initializer: Callable[..., Any],
+    sharding: Sharding,
+    mesh: Mesh | None = None,
+    **metadata: Any,
+) -> Callable[..., Any]:
     """Returns an initializer whose arrays, made into a Variable, name their axes.
 
     Args:
@@ -44,9 +45,8 @@ def with_partitioning(
 
 def get_var_pspec(variable: Variable) -> PartitionSpec | None:
     """Returns the mesh axes of one Variable; None if its value is no array."""
-    metadata = variable._meta.mapping
-    if sharding := metadata.get("out_sharding"):
-        return partition_spec(sharding, metadata.get("sharding_rules", ()))
+    if spec := _named_spec(variable._meta.mapping):
+        return spec
     return PartitionSpec() if hasattr(variable._value, "shape") else None
 
 
@@ -89,11 +89,11 @@ def as_abstract(tree: Any, graph: bool | None = None) -> Any:
 
     def sharded(variable: Variable) -> Any:
         value, metadata = variable._value, variable._meta.mapping
-        missing = isinstance(value, jax.ShapeDtypeStruct) and value.sharding is None
-        if not missing or not metadata.get("out_sharding"):
+        spec = _named_spec(metadata)
+        if spec is None or not isinstance(value, jax.ShapeDtypeStruct) or value.sharding:
             return value
         mesh = metadata.get("mesh") or jax.sharding.get_abstract_mesh()
-        sharding = NamedSharding(mesh, get_var_pspec(variable))
+        sharding = NamedSharding(mesh, spec)
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
 
     return _map_variables(sharded, tree, lambda value: value)
@@ -173,6 +173,13 @@ def remove_axis(tree: Any, index: int, transform_metadata: Mapping[str, Any]) ->
             variable.set_metadata(field, _in_form_of(variable._meta.mapping[field], changed))
         variable.remove_axis(at, name)
     return tree
+
+
+def _named_spec(metadata: Mapping[str, Any]) -> PartitionSpec | None:
+    """Returns the mesh axes that metadata names; None if it names none."""
+    if sharding := metadata.get("out_sharding"):
+        return partition_spec(sharding, metadata.get("sharding_rules", ()))
+    return None
 
 
 def _fields(transform_metadata: Mapping[str, Any]) -> dict[str, AxisName]:

@@ -19,7 +19,12 @@ from nnxlite._core.filters import Filter, filters_to_predicates
 from nnxlite._core.graph import ARRAY_LEAF, OBJECT, GraphDef, kind_of
 from nnxlite._core.plan import Plan, make_plan, plan_of
 from nnxlite._core.state import State, StateDef, _walk, select, unmatched_error
-from nnxlite._core.trace import check_writable, current_level
+from nnxlite._core.trace import (
+    FOREIGN_READS,
+    check_writable,
+    current_level,
+    record_foreign_read,
+)
 from nnxlite._core.variable import Variable
 from nnxlite._core.versions import structure_changed
 
@@ -266,6 +271,8 @@ def _digit_hint(surplus: Sequence[Path], known: set[Path]) -> str:
 def _items(source: Any) -> Any:
     """Yields path, kind and raw value of the leaves of a State or of nested dicts."""
     if isinstance(source, State):
+        if FOREIGN_READS.recorders:
+            record_foreign_read(source)
         statedef = source._meta
         return zip(statedef.paths, statedef.leaves, source._value, strict=True)
     if isinstance(source, Mapping):
@@ -320,6 +327,8 @@ def _update_numbers(
     graphdef: GraphDef[Any], source: Any
 ) -> tuple[list[tuple[int, int | None]], Sequence[Any], Sequence[graph.Leaf]]:
     if isinstance(source, State):
+        if FOREIGN_READS.recorders:
+            record_foreign_read(source)
         statedef, values = source._meta, source._value
         kinds: Sequence[graph.Leaf] = statedef.leaves
         found = graphdef.cache.get(("update", statedef))

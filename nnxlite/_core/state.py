@@ -233,6 +233,8 @@ class State(MutableMapping[Hashable, Any]):
         if type(value) is dict:
             root = self if self._root is None else self._root
             return State._of_tree(value, self._level, root)
+        if isinstance(value, Variable) and value._level is None:
+            value._level = self._level
         return value
 
     def __setitem__(self, key: Hashable, value: Any) -> None:
@@ -477,7 +479,7 @@ def _unflatten(keys: Any, children: Iterable[Any]) -> Any:
     if keys is OPAQUE:
         (child,) = children
         return child.node if type(child) is Opaque else child
-    return State._of_tree(dict(zip(keys, children, strict=True)), None, None)
+    return State._of_tree(dict(zip(keys, children, strict=True)), current_level(), None)
 
 
 jax.tree_util.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)

@@ -11,9 +11,11 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Hashable
 from typing import Any
 
+from jax.core import Tracer
+
 from nnxlite._core.errors import StaticValueError
 from nnxlite._core.intern import InternTable
-from nnxlite._core.keyer import is_node
+from nnxlite._core.keyer import Same, is_node
 from nnxlite._core.keys import (
     NO_KEY,
     is_mutable,
@@ -30,6 +32,7 @@ __all__ = [
     "is_node",
     "short_text",
     "static",
+    "static_by_identity",
     "typed_key",
 ]
 
@@ -37,7 +40,7 @@ __all__ = [
 class Static:
     """One static value, interned: equal values of equal types are the same `Static`."""
 
-    __slots__ = ("_value", "key", "_mutable", "__weakref__")
+    __slots__ = ("__weakref__", "_mutable", "_value", "key")
 
     _value: Any
     key: Hashable
@@ -96,6 +99,27 @@ def static(value: Any, where: object = "value") -> Static:
     if rebindable and _has_changed(found, value):
         return _STATICS.replace(_new(copy_containers(value) if mutable else value, key, mutable))
     return found
+
+
+def static_by_identity(value: Any, where: object = "value") -> Static:
+    """Returns the one `Static` for this very object, such as an array that is marked static.
+
+    Raises:
+      StaticValueError: `value` is traced: it has no meaning outside of its trace.
+
+    Example:
+      >>> mask = np.ones(3)
+      >>> static_by_identity(mask) is static_by_identity(mask)
+      True
+      >>> static_by_identity(mask) is static_by_identity(mask.copy())
+      False
+    """
+    if isinstance(value, Tracer):
+        raise StaticValueError(
+            f"{where} is a traced array, which cannot be static. Store it as data."
+        )
+    key = (Same, Same(value))
+    return _STATICS.get(key) or _STATICS.add(_new(value, key, mutable=False))
 
 
 def _new(value: Any, key: Hashable, mutable: bool) -> Static:

@@ -6,13 +6,15 @@ that level. `None` stands for "not known yet": JAX built the object while unflat
 it takes the level at which the library first touches it.
 """
 
+import functools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 from nnxlite._core.errors import TraceLevelError
@@ -46,13 +48,24 @@ def current_level() -> Level:
     return EAGER if level == EAGER else level
 
 
-def is_writable(node: Leveled) -> bool:
-    """Tells whether `node` belongs to the running trace; a pending node is claimed by it."""
+def settle(node: Leveled) -> Level:
+    """Returns the level of a node; a pending one is given that of its value.
+
+    JAX makes Variables while it unflattens a tree, and asking for the level each time would be
+    dear. A value that is traced belongs to the trace that runs when it is first touched, any other
+    to none.
+    """
     level = node._level
     if level is None:
-        node._level = current_level()
-        return True
-    return level == get_opaque_trace_state(convention="nnxlite")
+        leaves = jax.tree_util.tree_leaves(getattr(node, "_value", ()))
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        level = node._level = current_level() if traced else EAGER
+    return level
+
+
+def is_writable(node: Leveled) -> bool:
+    """Tells whether `node` belongs to the running trace."""
+    return settle(node) == get_opaque_trace_state(convention="nnxlite")
 
 
 def check_writable(node: Leveled, what: str) -> None:
@@ -63,20 +76,28 @@ def check_writable(node: Leveled, what: str) -> None:
       what: How the message names the write, such as "set the value of Param 'kernel'".
     """
     if not is_writable(node):
-        raise TraceLevelError(
+        error = TraceLevelError(
             f"Cannot {what}: it was created at another trace level than the one that runs now, so "
             "the write would leak a tracer or be lost. Pass the object as an argument of the "
             "nnxlite transform (nnx.jit, nnx.grad, nnx.vmap, ...), or merge a copy of it inside "
             "the function and return what changed."
         )
+        error.node = node
+        raise error
 
 
 class _Flattening(threading.local):
-    opaque = False
+    opaque: bool | None = False
 
 
 FLATTENING = _Flattening()
-"""While `FLATTENING.opaque` is set in this thread, objects, States and Variables flatten to one leaf."""
+"""How this thread flattens objects, States and Variables.
+
+`opaque` is True where each is to be one leaf, and `RECORD` while foreign reads are recorded. One
+flag for both, as asking twice would cost a tenth of flattening a State.
+"""
+
+RECORD = None
 
 
 @contextmanager
@@ -103,19 +124,68 @@ OPAQUE = object()
 """The auxiliary data of a node that was flattened to one leaf."""
 
 
+class ForeignRead:
+    """That a running trace baked in the value of an eager Variable or State that it closed over."""
+
+    __slots__ = ("arrays", "leaf", "pending")
+
+    def __init__(self, leaf: Any, arrays: Sequence[Any], pending: bool) -> None:
+        self.leaf = weakref.ref(leaf)
+        # Numbers and strings inside a value cannot be referred to weakly, and are cheap to keep.
+        self.arrays = [
+            weakref.ref(x) if isinstance(x, (jax.Array, np.ndarray)) else functools.partial(_it, x)
+            for x in arrays
+        ]
+        self.pending = pending
+
+    def is_current(self) -> bool:
+        """Tells whether the leaf still holds the value that was read."""
+        leaf, arrays = self.leaf(), self.arrays
+        if leaf is None:
+            return self.pending  # perhaps a temporary of the trace; else the closure holds another
+        value = leaf._value
+        if len(arrays) == 1 and arrays[0]() is value:
+            return True
+        now = jax.tree.leaves(value)
+        return len(now) == len(arrays) and all(
+            ref() is x for ref, x in zip(arrays, now, strict=True)
+        )
+
+
+def _it(value: Any) -> Any:
+    return value
+
+
 class ForeignReads(threading.local):
-    """The recorders of running traces, the innermost last."""
+    """The recorders of running traces, the innermost last; each maps an `id` to what was read."""
 
     def __init__(self) -> None:
-        self.recorders: list[dict[int, tuple[Any, Any]]] = []
+        self.recorders: list[dict[int, ForeignRead]] = []
 
 
 FOREIGN_READS = ForeignReads()
 
 
-def record_foreign_read(variable: Any) -> None:
-    """Notes that a running trace baked in the value of an eager Variable that it closed over."""
-    value = variable._value
-    if variable._level is EAGER and isinstance(value, jax.Array):
-        for recorder in FOREIGN_READS.recorders:
-            recorder[id(variable)] = (weakref.ref(variable), weakref.ref(value))
+@contextmanager
+def recording(into: dict[int, ForeignRead]) -> Iterator[None]:
+    """Records what the body reads of eager Variables and States that it was not given."""
+    before, FLATTENING.opaque = FLATTENING.opaque, RECORD
+    FOREIGN_READS.recorders.append(into)
+    try:
+        yield
+    finally:
+        FOREIGN_READS.recorders.pop()
+        FLATTENING.opaque = before
+
+
+def record_foreign_read(leaf: Any) -> None:
+    """Notes that all running traces bake in the value of a Variable or State, if it is eager."""
+    level = leaf._level
+    if level is not EAGER and level is not None:
+        return
+    arrays = jax.tree.leaves(leaf._value)
+    if level is None and any(isinstance(x, jax.core.Tracer) for x in arrays):
+        return
+    read = ForeignRead(leaf, arrays, level is None)
+    for recorder in FOREIGN_READS.recorders:
+        recorder[id(leaf)] = read

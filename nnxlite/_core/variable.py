@@ -107,7 +107,7 @@ class Variable(Arithmetic, Described, Generic[A], metaclass=_Slotted):
       (2, 'steps', ())
     """
 
-    __slots__ = ("_level", "_meta", "_value", "_version", "__weakref__")
+    __slots__ = ("__weakref__", "_level", "_meta", "_value", "_version")
     __nnx_node__ = True
 
     _value: A
@@ -313,8 +313,10 @@ def _restored(cls: type[Variable[Any]], value: Any, meta: Meta) -> Variable[Any]
 
 
 def _flatten(variable: Variable[Any]) -> tuple[tuple[Any], Any]:
-    if FLATTENING.opaque:
-        return (Opaque(variable),), OPAQUE
+    if FLATTENING.opaque is not False:
+        if FLATTENING.opaque:
+            return (Opaque(variable),), OPAQUE
+        record_foreign_read(variable)
     return (variable._value,), variable._meta
 
 
@@ -322,8 +324,10 @@ _VALUE_KEY = GetAttrKey("value")
 
 
 def _flatten_with_keys(variable: Variable[Any]) -> tuple[tuple[tuple[Any, Any]], Any]:
-    if FLATTENING.opaque:
-        return ((_VALUE_KEY, Opaque(variable)),), OPAQUE
+    if FLATTENING.opaque is not False:
+        if FLATTENING.opaque:
+            return ((_VALUE_KEY, Opaque(variable)),), OPAQUE
+        record_foreign_read(variable)
     return ((_VALUE_KEY, variable._value),), variable._meta
 
 

@@ -3,15 +3,38 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from nnxlite._core.graph import OBJECT, kind_of
+import jax
+
+from nnxlite._core.errors import StaticValueError, format_path
+from nnxlite._core.graph import ARRAY, OBJECT, kind_of
+from nnxlite._core.iterate import iter_graph
 from nnxlite._core.statics import static
+from nnxlite._core.trace import Opaque, opaque_nodes
+
+
+class Bound:
+    """A transformed function with its first arguments, such as a method of an object."""
+
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.__func__ = function
+        self.__self__ = args[0] if args else None
+        self._args, self._kwargs = args, kwargs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(*self._args, *args, **{**self._kwargs, **kwargs})
 
 
 def resolve(fn: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Takes bound methods, partials and callable objects apart.
+
+    Arguments of a partial that hold neither objects nor arrays are constants, as they are for
+    JAX's transforms; they stay with the function.
 
     Returns:
       A function, and the arguments that come before those of a call, so that the state of objects
@@ -19,12 +42,74 @@ def resolve(fn: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...]
     """
     if isinstance(fn, functools.partial):
         function, args, kwargs = resolve(fn.func)
-        return function, (*args, *fn.args), {**kwargs, **fn.keywords}
+        return _without_constants(function, (*args, *fn.args), {**kwargs, **fn.keywords})
+    if isinstance(fn, Bound):
+        return fn.__func__, fn._args, fn._kwargs
     if isinstance(fn, types.MethodType) and kind_of(fn.__self__) == OBJECT:
         return fn.__func__, (fn.__self__,), {}
     if kind_of(fn) == OBJECT:
         return type(fn).__call__, (fn,), {}  # type: ignore[operator]
     return fn, (), {}
+
+
+def _without_constants(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    positional = {n: arg for n, arg in enumerate(args) if _is_constant(arg)}
+    named = {name: arg for name, arg in kwargs.items() if _is_constant(arg)}
+    if not positional and not named:
+        return function, args, kwargs
+    return (
+        Fixed(function, positional, named),
+        tuple(arg for n, arg in enumerate(args) if n not in positional),
+        {name: arg for name, arg in kwargs.items() if name not in named},
+    )
+
+
+def _is_constant(value: Any) -> bool:
+    with opaque_nodes():
+        leaves = jax.tree.leaves(value)
+    return not any(type(leaf) is Opaque or kind_of(leaf) == ARRAY for leaf in leaves)
+
+
+class Fixed:
+    """A function with constants for some arguments; equal to others with equal constants."""
+
+    def __init__(
+        self, function: Callable[..., Any], positional: dict[int, Any], named: dict[str, Any]
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.positional, self.named = function, positional, named
+        self._key = (
+            function,
+            tuple((n, _constant_key(x)) for n, x in positional.items()),
+            frozenset((name, _constant_key(x)) for name, x in named.items()),
+        )
+        try:
+            signature = inspect.signature(functools.partial(function, **named))
+        except (TypeError, ValueError):  # some callables of C have no signature
+            return
+        left = [p for n, p in enumerate(signature.parameters.values()) if n not in positional]
+        self.__signature__ = signature.replace(parameters=left)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        rest = iter(args)
+        size = len(args) + len(self.positional)
+        joined = [self.positional[n] if n in self.positional else next(rest) for n in range(size)]
+        return self.function(*joined, **{**self.named, **kwargs})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fixed) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _constant_key(value: Any) -> Hashable:
+    try:
+        return static(value)
+    except StaticValueError:  # it stands for itself, and lives as long as the key does
+        return id(value)
 
 
 def numbers(given: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -45,6 +130,60 @@ def parameters(fn: Callable[..., Any]) -> list[str]:
         return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [parameter.name for parameter in found if parameter.kind in kinds]
+
+
+def closed_over(fn: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """Returns name and value of what a function can reach beside its arguments.
+
+    What the functions among these reach is there too: those it closes over, and globals of the
+    same file.
+    """
+    found: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+    functions = [inspect.unwrap(fn)]
+    for function in functions:
+        if type(function) is not types.FunctionType or id(function) in seen:
+            continue
+        seen.add(id(function))
+        own, shared = _enclosed(function), _globals_of(function)
+        found += [*own.items(), *shared.items()]
+        functions += [inspect.unwrap(x) for x in own.values() if callable(x)]
+        functions += [x for x in shared.values() if _file_of(x) == function.__code__.co_filename]
+    return found
+
+
+def _file_of(fn: Any) -> str | None:
+    return fn.__code__.co_filename if type(fn) is types.FunctionType else None
+
+
+def _enclosed(fn: types.FunctionType) -> dict[str, Any]:
+    code, defaults = fn.__code__, fn.__defaults__ or ()
+    cells = zip(code.co_freevars, fn.__closure__ or (), strict=True)
+    found = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+    first = code.co_argcount - len(defaults)
+    found |= zip(code.co_varnames[first : code.co_argcount], defaults, strict=True)
+    return found | (fn.__kwdefaults__ or {})
+
+
+def _globals_of(fn: types.FunctionType) -> dict[str, Any]:
+    values = fn.__globals__
+    return {name: values[name] for name in sorted(_global_names(fn.__code__)) if name in values}
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    inner = (x for x in code.co_consts if isinstance(x, types.CodeType))
+    return set(code.co_names).union(*map(_global_names, inner))
+
+
+def paths_in_closure(fn: Callable[..., Any], nodes: Iterable[Any]) -> list[str]:
+    """Writes where a function reaches these objects or Variables beside its arguments."""
+    wanted = {id(node) for node in nodes}
+    return [
+        format_path(path, name)
+        for name, value in closed_over(fn)
+        for path, x in iter_graph(value)
+        if id(x) in wanted
+    ]
 
 
 def by_position(
@@ -82,11 +221,31 @@ class Chosen:
                     f"{len(known)} positional parameters ({', '.join(known) or 'none'})."
                 )
             positions.add(number + len(known) if number < 0 else number)
+        self.title = title
         self.positions = positions | {n for n, name in enumerate(known) if name in given_names}
         self.names = set(given_names) | {known[n] for n in positions if n < len(known)}
 
     def __bool__(self) -> bool:
         return bool(self.positions or self.names)
+
+    def check(self, fn: Callable[..., Any], option: str) -> None:
+        """Raises if `fn` does not have these parameters; `option` is what they were given for."""
+        try:
+            found = inspect.signature(fn).parameters.values()
+        except (TypeError, ValueError):  # some callables of C have no signature
+            return
+        kinds = {parameter.kind for parameter in found}
+        known = [parameter.name for parameter in found]
+        unknown: list[Any] = []
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            unknown += sorted(self.names.difference(known))
+        if inspect.Parameter.VAR_POSITIONAL not in kinds:
+            unknown += sorted(n for n in self.positions if n >= len(known))
+        if unknown:
+            raise ValueError(
+                f"{self.title}: {option} has {', '.join(map(repr, unknown))}, but the parameters "
+                f"of the function are {', '.join(known) or 'none'}."
+            )
 
 
 class Statics:
@@ -95,19 +254,31 @@ class Statics:
     __slots__ = ("key", "named", "positional")
 
     def __init__(self, positional: dict[int, Any], named: dict[str, Any]) -> None:
-        self.positional, self.named = positional, named
-        self.key = (
-            tuple((n, static(x, f"static argument {n}")) for n, x in positional.items()),
-            tuple((k, static(x, f"static argument {k!r}")) for k, x in sorted(named.items())),
-        )
+        fixed = {n: static(x, f"static argument {n}") for n, x in positional.items()}
+        fixed_named = {k: static(x, f"static argument {k!r}") for k, x in sorted(named.items())}
+        self.key = (tuple(fixed.items()), tuple(fixed_named.items()))
+        # The values that the key stands for: a list may change after this call.
+        self.positional = {n: x.value for n, x in fixed.items()}
+        self.named = {k: x.value for k, x in fixed_named.items()}
 
     @classmethod
     def take(
-        cls, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: Chosen
-    ) -> "tuple[tuple[Any, ...], dict[str, Any], Statics]":
-        """Splits arguments into those that are dynamic and those that are static."""
+        cls,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        chosen: Chosen,
+        also: Callable[[Any], bool] | None = None,
+    ) -> "tuple[tuple[Any, ...], dict[str, Any], Statics | None]":
+        """Splits arguments into those that are dynamic and those that are static, if any are.
+
+        Keyword arguments for which `also` says so are static too.
+        """
         positional = {n: x for n, x in enumerate(args) if n in chosen.positions}
-        named = {k: x for k, x in kwargs.items() if k in chosen.names}
+        named = {
+            k: x for k, x in kwargs.items() if k in chosen.names or (also is not None and also(x))
+        }
+        if not positional and not named:
+            return args, kwargs, None
         rest = tuple(x for n, x in enumerate(args) if n not in positional)
         return rest, {k: x for k, x in kwargs.items() if k not in named}, cls(positional, named)
 

@@ -13,13 +13,23 @@ import jax
 
 from nnxlite._core.errors import Path, StructureError, format_path
 from nnxlite._core.filters import Filter, Predicate, filters_to_predicates, to_predicate
-from nnxlite._core.graph import OBJECT, kind_of
+from nnxlite._core.graph import OBJECT, GraphDef, kind_of
+from nnxlite._core.split import state
 from nnxlite._core.state import State
+from nnxlite._core.variable import Variable
 from nnxlite._transforms.lift import opaque_flatten
+
+Entry = tuple[int, int | None]
+"""A leaf number, and for the leaves of a State that is an attribute the position inside it."""
 
 
 class Carry:
     """Stands in `in_axes` and `out_axes` of `scan` for what one step hands to the next."""
+
+
+def is_carry(role: Any) -> bool:
+    """Tells whether a role is `Carry`, the class or an instance."""
+    return role is Carry or isinstance(role, Carry)
 
 
 class _ByFilter:
@@ -81,6 +91,26 @@ class StateSharding(_ByFilter):
         return self.roles
 
 
+class StateAxes(_ByFilter):
+    """Axes of an object's leaves by filter, for `vmap` and `scan`.
+
+    Args:
+      roles: A mapping, or pairs, of filter and axis: an int (mapped), None (broadcast: the same for
+        all, and not to be written), or for `scan` also `Carry`.
+
+    Example:
+      >>> nnx.StateAxes({nnx.Param: 0, ...: None}).axes
+      (0, None)
+    """
+
+    __slots__ = ()
+
+    @property
+    def axes(self) -> tuple[Any, ...]:
+        """The axes, in the order of the filters."""
+        return self.roles
+
+
 @dataclasses.dataclass(frozen=True)
 class DiffState:
     """Which leaves of an argument `grad` differentiates.
@@ -133,8 +163,8 @@ def spread(prefix: Any, tree: Any, name: str) -> list[Any]:
 
 
 def leaf_roles(
-    role: Any, entries: Sequence[tuple[int, Path]], leaf_at: Callable[[int], Any]
-) -> dict[int, Any]:
+    role: Any, entries: Sequence[tuple[Any, Path]], leaf_at: Callable[[Any], Any]
+) -> dict[Any, Any]:
     """Returns per leaf number of one object its role.
 
     Args:
@@ -144,11 +174,44 @@ def leaf_roles(
     """
     if isinstance(role, _ByFilter):
         return {number: role.role(path, leaf_at(number)) for number, path in entries}
+    if kind_of(role) == OBJECT:
+        role = state(role)
     if isinstance(role, State):
         by_path = dict(role.flat_state())
-        return {number: _plain(by_path.get(path)) for number, path in entries}
+        return {number: _role_at(by_path, path) for number, path in entries}
     return {number: role for number, _ in entries}
 
 
-def _plain(role: Any) -> Any:
-    return getattr(role, "_value", role)
+def _role_at(by_path: Mapping[Path, Any], path: Path) -> Any:
+    """Returns the role at a path, or at the longest beginning of it, as in a prefix."""
+    for size in range(len(path), 0, -1):
+        if path[:size] in by_path:
+            role = by_path[path[:size]]
+            return role._value if isinstance(role, Variable) else role
+    return None
+
+
+def entry_roles(
+    graphdef: GraphDef[Any], paths: Mapping[int, Path], leaf_at: Callable[[int], Any], role: Any
+) -> list[tuple[Entry, Path, Any]]:
+    """Returns entry, path and role of what hangs below one object.
+
+    Args:
+      graphdef: Of the graph that the leaf numbers count in.
+      paths: Per leaf number its path from the object.
+      leaf_at: Gives the leaf itself: a Variable, a State or an array.
+      role: As for `leaf_roles`.
+    """
+    leaves: dict[Entry, Any] = {}
+    entries: list[tuple[Entry, Path]] = []
+    for number, path in paths.items():
+        leaf = leaf_at(number)
+        if graphdef.leaves[number][0] is State:
+            for inner, (inner_path, variable) in enumerate(leaf.flat_state()):
+                entries.append(((number, inner), (*path, *inner_path)))
+                leaves[number, inner] = variable
+        else:
+            entries.append(((number, None), path))
+            leaves[number, None] = leaf
+    roles = leaf_roles(role, entries, leaves.__getitem__)
+    return [(entry, path, roles[entry]) for entry, path in entries]

@@ -13,16 +13,14 @@ from typing import Any, NamedTuple, overload
 import jax
 import jax.numpy as jnp
 
-from nnxlite._core import scope
 from nnxlite._core.errors import Path, format_path
 from nnxlite._core.graph import ARRAY_LEAF, FILL_NODE, Leaf
 from nnxlite._core.state import State, StateDef
-from nnxlite._core.trace import EAGER, Level, Opaque, current_level
+from nnxlite._core.trace import Level, Opaque
 from nnxlite._core.variable import Param
 from nnxlite._transforms.arguments import by_position, parameters, resolve
-from nnxlite._transforms.axes import DiffState
-from nnxlite._transforms.jit import first_object
-from nnxlite._transforms.lift import Binding, Lift, Out, extra_inputs
+from nnxlite._transforms.axes import DiffState, Entry
+from nnxlite._transforms.lift import Binding, LiftedFunction, Out
 
 Argnum = int | DiffState
 
@@ -114,7 +112,7 @@ def _gradient(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return functools.partial(gradient, *args, **kwargs) if args or kwargs else gradient
 
 
-class GradFunction:
+class GradFunction(LiftedFunction):
     """A differentiated function of objects; made by `grad` and `value_and_grad`."""
 
     def __init__(
@@ -128,28 +126,17 @@ class GradFunction:
         with_value: bool,
         shift: int = 0,
     ) -> None:
-        functools.update_wrapper(self, fn)
+        super().__init__(fn, "nnx.value_and_grad" if with_value else "nnx.grad")
         self._single = isinstance(argnums, int | DiffState)
         given = (argnums,) if isinstance(argnums, int | DiffState) else tuple(argnums)
         self._wanted = tuple(_shifted(each, shift) for each in given)
         self._has_aux, self._with_value, self._allow_int = has_aux, with_value, allow_int
         self._options = {"holomorphic": holomorphic, "allow_int": allow_int}
         self._known = parameters(fn)
-        self._lift = Lift(fn, "nnx.value_and_grad" if with_value else "nnx.grad")
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._lift.method = name
-        self._lift.fn = scope.scoped_method(name, self._lift.fn)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = by_position(args, kwargs, self._known)
-        level = current_level()
-        receiver = None if level is EAGER else first_object(args, kwargs)
-        with scope.enter_transform(receiver, self._lift.method) as nested:
-            binding, leaves = self._lift.bind(args, kwargs, None, nested)
+        with self._bound(args, kwargs) as (binding, leaves, level):
             return self._differentiate(binding, leaves, args, level)
 
     def _differentiate(
@@ -179,7 +166,7 @@ class GradFunction:
             [leaves[position] for position in choice.others],
         )
         (_, out), grads = jax.value_and_grad(loss, has_aux=True, **self._options)(
-            diff, extra_inputs()
+            diff, binding.extra_inputs()
         )
         result = binding.deliver(out, level)
         gradients = choice.arrange(grads, level)
@@ -199,15 +186,13 @@ class GradFunction:
                 )
             tree = jax.tree.structure(parts[0])
         spec = out.definition.spec
-        if not jax.tree_util.treedef_is_leaf(tree) or (spec is not None and spec[0] is not None):
+        is_array = tree.num_leaves == tree.num_nodes == 1  # None is one node without a leaf
+        if not is_array or (spec is not None and spec[0] is not None):
             raise TypeError(
                 f"{self._lift.title} expected a scalar loss, found a result of structure {tree}. "
                 "Return the loss alone, or (loss, aux) with has_aux=True."
             )
         return out.arrays[0]
-
-    def __repr__(self) -> str:
-        return f"<{self._lift.title}>"
 
 
 def _shifted(argnum: Argnum, by: int) -> Argnum:
@@ -243,7 +228,7 @@ class _Choice(NamedTuple):
       wanted: Per differentiated argument how to arrange the gradients.
     """
 
-    values: list[tuple[int, int | None]]
+    values: list[Entry]
     others: list[int]
     wanted: list[_Wanted]
 
@@ -280,7 +265,8 @@ def _choose(
     for tree in trees:
         starts.append(starts[-1] + tree.num_leaves)
     choice = _Choice([], [], [])
-    taken: set[int] = set()
+    taken: set[Entry] = set()
+    seen: dict[int, bool] = {}
     for each in wanted:
         argnum = each.argnum if isinstance(each, DiffState) else each
         if not -num_args <= argnum < num_args:
@@ -289,6 +275,13 @@ def _choose(
                 "positional arguments. Give the arguments to differentiate by position."
             )
         argnum %= num_args
+        by_filter = isinstance(each, DiffState)
+        if argnum in seen and not (by_filter and seen[argnum]):
+            raise ValueError(
+                f"{binding.lift.title}: argnums names argument {argnum} twice. Name it once, or "
+                "give several nnx.DiffState with filters that take different leaves of it."
+            )
+        seen[argnum] = by_filter
         parts: list[_ObjectPart | None] = []
         for position in range(starts[argnum], starts[argnum + 1]):
             if type(leaves[position]) is not Opaque:
@@ -302,7 +295,7 @@ def _choose(
 
 
 def _choose_object(
-    binding: Binding, root: int, each: Argnum, choice: _Choice, taken: set[int], allow_int: bool
+    binding: Binding, root: int, each: Argnum, choice: _Choice, taken: set[Entry], allow_int: bool
 ) -> _ObjectPart:
     crossing = binding.crossing
     whole = crossing.graphdef.skeleton.roots[root][1] != FILL_NODE  # a State or Variable itself
@@ -314,14 +307,11 @@ def _choose_object(
     paths: list[Path] = []
     kinds: list[Leaf] = []
     for path, kind, number, inner, leaf in _leaves_below(binding, root):
-        if number in taken and inner is None:
-            continue
-        if not predicate(path, leaf):
+        if (number, inner) in taken or not predicate(path, leaf):
             continue
         value = leaf if kind is ARRAY_LEAF else leaf._value
         _check_inexact(path, kind, value, allow_int, binding, root)
-        if inner is None:
-            taken.add(number)
+        taken.add((number, inner))
         choice.values.append((number, inner))
         paths.append(path)
         kinds.append(kind)
@@ -358,7 +348,7 @@ def _check_inexact(
     for leaf in jax.tree.leaves(value):
         dtype = getattr(leaf, "dtype", None)
         if dtype is not None and not jnp.issubdtype(dtype, jnp.inexact):
-            name = binding.lift.argument_name(binding.crossing, root)
+            name = binding.crossing.argument_name(root)
             raise TypeError(
                 f"{binding.lift.title} cannot differentiate {format_path(path, name)} "
                 f"({kind[0].__name__}): its dtype is {dtype}. Leave it out with "

@@ -6,42 +6,41 @@ versions, reading the values, the inner call, and writing back what changed.
 """
 
 import functools
-import inspect
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, overload
 
 import jax
+import numpy as np
 
 from nnxlite._core import scope
 from nnxlite._core.context import signature
-from nnxlite._core.errors import DonatedBufferError, format_path
-from nnxlite._core.graph import OBJECT, kind_of
-from nnxlite._core.iterate import iter_graph
-from nnxlite._core.trace import EAGER, FOREIGN_READS, Level, Opaque, current_level
+from nnxlite._core.errors import DonatedBufferError, StructureError
+from nnxlite._core.trace import EAGER, FOREIGN_READS, ForeignRead, Level, current_level, recording
 from nnxlite._transforms.arguments import (
+    Bound,
     Chosen,
     Statics,
     by_position,
     names,
     numbers,
     parameters,
+    paths_in_closure,
     resolve,
 )
-from nnxlite._transforms.axes import leaf_roles, spread
 from nnxlite._transforms.lift import (
     Binding,
     Crossing,
-    Lift,
+    LiftedFunction,
     Out,
-    extra_inputs,
-    opaque_flatten,
+    first_object,
 )
+from nnxlite._transforms.shardings import JitShardings
 
 MAX_BOUND = 256
+_ARRAY_LIKE = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
 @overload
@@ -184,13 +183,12 @@ def _shared_jit(function: Callable[..., Any], options: _Options) -> "JitFunction
         return found
 
 
-class JitFunction:
+class JitFunction(LiftedFunction):
     """A jitted function of objects; made by `nnx.jit`."""
 
     def __init__(self, fn: Callable[..., Any], options: _Options) -> None:
-        functools.update_wrapper(self, fn)
+        super().__init__(fn, "nnx.jit")
         self._options = options
-        self._lift = Lift(fn, "nnx.jit")
         self._warned = False
         self._traces = 0
         known = parameters(fn)
@@ -199,25 +197,23 @@ class JitFunction:
         self._static = Chosen(known, options.static_argnums, options.static_argnames, title)
         self._donated = Chosen(known, options.donate_argnums, options.donate_argnames, title)
         self._has_statics, self._donates = bool(self._static), bool(self._donated)
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._lift.method = name
-        self._lift.fn = scope.scoped_method(name, self._lift.fn)
+        self._static.check(fn, "static_argnums or static_argnames")
+        self._donated.check(fn, "donate_argnums or donate_argnames")
+        if both := self._static.names & self._donated.names:
+            raise ValueError(f"{title}: {', '.join(sorted(both))} cannot be static and donated.")
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundJit(self, (instance,), {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         level = current_level()
-        with self._bound(args, kwargs, level) if level is not EAGER else _NO_SCOPE as bound:
-            binding, leaves = bound or self._bind(args, kwargs, False)
-            inner = self._inner(binding, leaves)
-            operands = inner.operands(binding, leaves)
-            if self._donates:
-                out = self._call_donating(binding, inner, operands)
-            else:
-                out = inner.compiled(*operands)
-            return binding.deliver(out, level)
+        if level is EAGER:
+            binding, leaves = self._bind(args, kwargs, False)
+            return self._run(binding, leaves, level)
+        # Under another trace the name of the receiver goes around the inner call.
+        with scope.enter_transform(first_object(args, kwargs), self._lift.method) as nested:
+            binding, leaves = self._bind(args, kwargs, nested)
+            return self._run(binding, leaves, level)
 
     def _bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], nested: bool
@@ -228,13 +224,46 @@ class JitFunction:
             args, kwargs, statics = Statics.take(args, kwargs, self._static)
         return self._lift.bind(args, kwargs, statics, nested)
 
-    @contextmanager
-    def _bound(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], level: Level
-    ) -> Iterator[tuple[Binding, list[Any]]]:
-        """Binds under another trace: the name of the receiver goes around the inner call."""
-        with scope.enter_transform(first_object(args, kwargs), self._lift.method) as nested:
-            yield self._bind(args, kwargs, nested)
+    def _run(self, binding: Binding, leaves: list[Any], level: Level) -> Any:
+        inner = self._inner(binding, leaves)
+        return self._run_with(inner.compiled, binding, inner, leaves, level)
+
+    def _run_with(
+        self,
+        compiled: Callable[..., Out],
+        binding: Binding,
+        inner: "_Inner",
+        leaves: list[Any],
+        level: Level,
+    ) -> Any:
+        operands = inner.operands(binding, leaves)
+        try:
+            if self._donates:
+                out = self._call_donating(compiled, binding, inner, operands)
+            else:
+                out = compiled(*operands)
+        except TypeError as error:
+            self._check_arguments(binding, leaves, error)
+            raise
+        if FOREIGN_READS.recorders:  # those that trace around this call read the same
+            for recorder in FOREIGN_READS.recorders:
+                recorder.update(binding.crossing.foreign)
+        return binding.deliver(out, level)
+
+    def _check_arguments(self, binding: Binding, leaves: list[Any], error: TypeError) -> None:
+        """Raises an error in the caller's terms if JAX refused an argument."""
+        crossing = binding.crossing
+        found = [(crossing.place(n), leaves[n]) for n in crossing.rest]
+        values = binding.plan.gather()
+        found += [
+            (binding.leaf_path(n), x) for n, value in enumerate(values) for x in jax.tree.leaves(value)
+        ]
+        for place, leaf in found:
+            if not isinstance(leaf, _ARRAY_LIKE) and not hasattr(leaf, "__jax_array__"):
+                raise TypeError(
+                    f"{self._lift.title}: {place} is a {type(leaf).__name__}, which JAX cannot "
+                    "trace. Pass an array or a number; name a constant in static_argnames."
+                ) from error
 
     def _inner(self, binding: Binding, leaves: list[Any]) -> "_Inner":
         signature()  # where JAX has no process-wide context, this thread follows it here
@@ -248,10 +277,16 @@ class JitFunction:
             inner = crossing.kept["jit"] = _Inner(self, binding, leaves)
         return inner
 
-    def _call_donating(self, binding: Binding, inner: "_Inner", operands: tuple[Any, ...]) -> Out:
+    def _call_donating(
+        self,
+        compiled: Callable[..., Out],
+        binding: Binding,
+        inner: "_Inner",
+        operands: tuple[Any, ...],
+    ) -> Out:
         inner.check_donation(binding, operands)
         try:
-            return inner.compiled(*operands)
+            return compiled(*operands)
         except Exception as error:
             lost = inner.lost(binding)
             if lost:
@@ -266,12 +301,14 @@ class JitFunction:
         if self._warned:
             return
         self._warned = True
-        found = ", ".join(_foreign_names(self._lift.fn, crossing)) or "a Variable"
+        changed = [read.leaf() for read in crossing.foreign.values() if not read.is_current()]
+        nodes = [node for node in changed if node is not None]
+        found = ", ".join(paths_in_closure(self._lift.fn, nodes)) or "a Variable"
         warnings.warn(
             f"{self._lift.title} is traced again: it reads {found} of an object that it closes "
             "over, whose value has changed since. Pass the object as an argument: then its values "
             "are inputs, and one trace serves them all.",
-            stacklevel=4,
+            stacklevel=5,  # the line that called the jitted function
         )
 
     def lower(self, *args: Any, **kwargs: Any) -> "Staged":
@@ -286,7 +323,7 @@ class JitFunction:
         binding, leaves = self._bind(args, kwargs, False)
         inner = self._inner(binding, leaves)
         staged = getattr(inner.compiled, stage)(*inner.operands(binding, leaves))
-        return Staged(self, inner, staged)
+        return Staged(self, binding.crossing, inner, staged)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the result with `jax.ShapeDtypeStruct` in place of arrays. Changes no object."""
@@ -321,16 +358,6 @@ class CacheInfo(NamedTuple):
     bindings: int
 
 
-_NO_SCOPE: AbstractContextManager[None] = nullcontext()
-
-
-def first_object(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the first object among the arguments, the receiver of scopes; None without any."""
-    leaves, _ = opaque_flatten((args, kwargs))
-    found = (x.node for x in leaves if type(x) is Opaque and kind_of(x.node) == OBJECT)
-    return next(found, None)
-
-
 class _Inner:
     """One inner `jax.jit`: of a crossing, with its donation and shardings."""
 
@@ -361,7 +388,7 @@ class _Inner:
     def operands(self, binding: Binding, leaves: list[Any]) -> tuple[Any, ...]:
         """Returns what the inner jit takes: values and arguments, donated and kept, and extras."""
         values = binding.plan.gather()
-        extras = extra_inputs()
+        extras = binding.extra_inputs()
         if self.all_kept:
             return (), values, (), [leaves[n] for n in self.kept_rest], extras
         return (
@@ -373,7 +400,7 @@ class _Inner:
         )
 
     def _pure(
-        self, function: JitFunction, crossing: Crossing, shardings: "JitShardings"
+        self, function: JitFunction, crossing: Crossing, shardings: JitShardings
     ) -> Callable[..., Out]:
         donated, kept, rest_order = self.donated, self.kept, (*self.donated_rest, *self.kept_rest)
         title = getattr(function, "__name__", type(function._lift.fn).__name__)
@@ -388,14 +415,11 @@ class _Inner:
             ):
                 values[number] = value
             by_position = dict(zip(rest_order, (*donated_rest, *kept_rest), strict=True))
-            found: dict[int, Any] = {}
-            FOREIGN_READS.recorders.append(found)
-            try:
+            found: dict[int, ForeignRead] = {}
+            with recording(found):
                 out = crossing.pure(values, [by_position[n] for n in crossing.rest], extras)
-            finally:
-                FOREIGN_READS.recorders.remove(found)
             crossing.foreign.update(found)
-            return shardings.constrain(with_all_changed(out, donated, values))
+            return shardings.constrain(with_all_changed(out, donated, values), values)
 
         pure.__name__ = pure.__qualname__ = title  # JAX names the program after it
         return pure
@@ -403,27 +427,28 @@ class _Inner:
     def check_donation(self, binding: Binding, operands: tuple[Any, ...]) -> None:
         """Raises if one buffer would be given away twice, or given away and kept."""
         donated = [
-            (f"{binding.leaf_path(n)}", leaf)
+            (n, leaf)
             for n, value in zip(self.donated, operands[0], strict=True)
             for leaf in jax.tree.leaves(value)
         ]
         ids = [id(leaf) for _, leaf in donated]
-        others = {id(leaf) for leaf in jax.tree.leaves((operands[1], operands[3]))}
+        others = set(map(id, jax.tree.leaves(operands[1:4])))
         if len(set(ids)) == len(ids) and others.isdisjoint(ids):
             return
-        first: dict[int, str] = {}
-        for path, leaf in donated:
+        first: dict[int, int] = {}
+        for number, leaf in donated:
             if id(leaf) in first:
+                paths = binding.leaf_path(number), binding.leaf_path(first[id(leaf)])
                 raise DonatedBufferError(
-                    f"{path} and {first[id(leaf)]} hold the same buffer, which cannot be donated "
-                    "twice. Nothing was called. Give one of them an array of its own "
-                    "(jnp.copy), or share the Variable itself."
+                    f"{' and '.join(paths)} hold the same buffer, which cannot be donated twice. "
+                    "Nothing was called. Give one of them an array of its own (jnp.copy), or share "
+                    "the Variable itself."
                 )
-            first[id(leaf)] = path
-        clash = next(path for path, leaf in donated if id(leaf) in others)
+            first[id(leaf)] = number
+        clash = next((binding.leaf_path(n) for n, leaf in donated if id(leaf) in others), "a value")
         raise DonatedBufferError(
-            f"{clash} is donated, and an argument that is not holds the same buffer. Nothing was "
-            "called. Give one of them an array of its own (jnp.copy), or donate neither."
+            f"{clash} is donated, and another argument holds the same buffer. Nothing was called. "
+            "Give one of them an array of its own (jnp.copy), or donate neither."
         )
 
     def lost(self, binding: Binding) -> list[str]:
@@ -477,97 +502,14 @@ def with_all_changed(out: Out, donated: Sequence[int], values: Sequence[Any]) ->
     return Out(out.arrays, new_values, out.extras, definition._replace(update=update))
 
 
-class JitShardings:
-    """The shardings of one inner jit, by leaf number and by argument position."""
-
-    def __init__(self, binding: Binding, leaves: list[Any], given: Any, results: Any) -> None:
-        self.results = results
-        self.leaves: dict[int, Any] = {}
-        self.rest: dict[int, Any] = {}
-        if given is None:
-            return
-        crossing = binding.crossing
-        args, _ = jax.tree_util.tree_unflatten(crossing.treedef, leaves)
-        roles = spread(given, args, "in_shardings")
-        for position, role in enumerate(roles):
-            if position not in crossing.roots:
-                self.rest[position] = role
-                continue
-            entries = crossing.root_entries(crossing.roots.index(position)).items()
-            handles = binding.plan.handles
-            self.leaves.update(leaf_roles(role, list(entries), lambda n: handles[n]()))
-
-    def constrain(self, out: Out) -> Out:
-        """Puts the shardings on the results, and those of the arguments on what changed of them."""
-        definition = out.definition
-        changed = (
-            [
-                _constrained(value, self.leaves.get(number))
-                for number, value in zip(definition.changed, out.changed, strict=True)
-            ]
-            if definition.update is None
-            else out.changed
-        )
-        arrays = out.arrays
-        if self.results is not None:
-            size = definition.tree.num_leaves
-            spec = definition.spec or (None,) * size
-            numbers = jax.tree_util.tree_unflatten(definition.tree, range(size))
-            roles = spread(self.results, numbers, "out_shardings")
-            chosen = [role for role, entry in zip(roles, spec, strict=True) if entry is None]
-            arrays = [_constrained(value, role) for value, role in zip(arrays, chosen, strict=True)]
-        return Out(arrays, changed, out.extras, definition)
-
-
-def _constrained(value: Any, sharding: Any) -> Any:
-    if sharding is None:
-        return value
-    return jax.lax.with_sharding_constraint(value, sharding)
-
-
 def _foreign_changed(crossing: Crossing) -> bool:
-    for variable_ref, value_ref in crossing.foreign.values():
-        variable = variable_ref()
-        if variable is None or variable._value is not value_ref():
-            return True
-    return False
+    return not all(read.is_current() for read in crossing.foreign.values())
 
 
-def _foreign_names(fn: Any, crossing: Crossing) -> list[str]:
-    """Finds the changed foreign Variables below what the function closes over."""
-    changed = {
-        id(variable)
-        for ref, value in crossing.foreign.values()
-        if (variable := ref()) is not None and variable._value is not value()
-    }
-    fn = inspect.unwrap(fn)
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return []
-    cells = zip(code.co_freevars, fn.__closure__ or (), strict=True)
-    reached = {name: cell.cell_contents for name, cell in cells}
-    reached |= {n: fn.__globals__[n] for n in code.co_names if n in fn.__globals__}
-    return [
-        format_path(path, name)
-        for name, value in reached.items()
-        for path, x in iter_graph(value)
-        if id(x) in changed
-    ]
-
-
-class BoundJit:
+class BoundJit(Bound):
     """A jitted function with its first arguments, such as a method of an object."""
 
-    def __init__(
-        self, function: JitFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        functools.update_wrapper(self, function)
-        self.__func__ = function
-        self.__self__ = args[0] if args else None
-        self._args, self._kwargs = args, kwargs
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(*self._args, *args, **{**self._kwargs, **kwargs})
+    __func__: JitFunction
 
     def lower(self, *args: Any, **kwargs: Any) -> "Staged":
         """As `JitFunction.lower`."""
@@ -596,22 +538,38 @@ class Staged:
     Everything else (`as_text`, `cost_analysis`, `memory_analysis`, `jaxpr`, ...) is JAX's own.
     """
 
-    def __init__(self, function: JitFunction, inner: _Inner, stage: Any) -> None:
-        self._function, self._inner, self.stage = function, inner, stage
+    def __init__(
+        self, function: JitFunction, crossing: Crossing, inner: _Inner, stage: Any
+    ) -> None:
+        self._function, self._crossing, self._inner, self.stage = function, crossing, inner, stage
 
     def lower(self, *args: Any, **kwargs: Any) -> "Staged":
         """Lowers a traced stage."""
-        return Staged(self._function, self._inner, self.stage.lower(*args, **kwargs))
+        return self._next(self.stage.lower(*args, **kwargs))
 
     def compile(self, *args: Any, **kwargs: Any) -> "Staged":
         """Compiles a lowered stage; the result can be called with objects."""
-        return Staged(self._function, self._inner, self.stage.compile(*args, **kwargs))
+        return self._next(self.stage.compile(*args, **kwargs))
+
+    def _next(self, stage: Any) -> "Staged":
+        return Staged(self._function, self._crossing, self._inner, stage)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "stage":  # not there yet: a copy is being made
+            raise AttributeError(name)
         return getattr(self.stage, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a compiled stage."""
+        """Runs a compiled stage.
+
+        Raises:
+          StructureError: The arguments are not of the structure that it was compiled for.
+        """
         binding, leaves = self._function._bind(args, kwargs, False)
-        out = self.stage(*self._inner.operands(binding, leaves))
-        return binding.deliver(out, current_level())
+        if not self._crossing.is_like(binding.crossing):
+            raise StructureError(
+                f"{self._function._lift.title} was compiled for arguments of another structure: "
+                f"{self._crossing.summary()}, found {binding.crossing.summary()}. Lower and "
+                "compile it for these, or call the jitted function itself."
+            )
+        return self._function._run_with(self.stage, binding, self._inner, leaves, current_level())

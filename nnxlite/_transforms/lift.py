@@ -15,23 +15,25 @@ executables ran. Clones, not the caller's objects, are filled with tracers: a fu
 caller's objects by another road, and an exception must leave them as they were.
 """
 
+import functools
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 
 from nnxlite._core import graph, scope
 from nnxlite._core.build import assemble, build
 from nnxlite._core.errors import Path, TraceLevelError, format_path
+from nnxlite._core.extras import TRAVELLING, Nodes
 from nnxlite._core.graph import ARRAY_LEAF, OBJECT, Flat, GraphDef, flatten, kind_of
 from nnxlite._core.plan import Plan, make_plan
-from nnxlite._core.trace import EAGER, FLATTENING, Level, Opaque, current_level
+from nnxlite._core.trace import EAGER, FLATTENING, ForeignRead, Level, Opaque, current_level
 from nnxlite._core.versions import structure_changed
-from nnxlite._transforms.arguments import Chosen, Statics, parameters
+from nnxlite._transforms.arguments import Chosen, Statics, parameters, paths_in_closure
 
 MAX_BINDINGS = 64
 MAX_CROSSINGS = 128
@@ -91,38 +93,6 @@ jax.tree_util.register_pytree_node(
 )
 
 
-class Extras(Protocol):
-    """Something that travels with the objects through every transform, such as a capture.
-
-    Those active in a thread (see `travelling`) are asked, for each crossing: for a key of what
-    is static about them, for arrays to hand in, inside for a context that yields a function
-    giving arrays to hand out, and outside to take these.
-    """
-
-    def key(self) -> Hashable: ...
-    def inputs(self) -> Any: ...
-    def inside(self, inputs: Any) -> AbstractContextManager[Callable[[], Any]]: ...
-    def deliver(self, outputs: Any) -> None: ...
-
-
-class _Travelling(threading.local):
-    active: tuple[Extras, ...] = ()
-
-
-_TRAVELLING = _Travelling()
-
-
-@contextmanager
-def travelling(*extras: Extras) -> Iterator[None]:
-    """Lets `extras` travel through the transforms called in the body, beside those that do."""
-    before = _TRAVELLING.active
-    _TRAVELLING.active = (*before, *extras)
-    try:
-        yield
-    finally:
-        _TRAVELLING.active = before
-
-
 def opaque_flatten(tree: Any) -> tuple[list[Any], Any]:
     """Flattens a tree with each object, State and Variable as one `Opaque` leaf."""
     before = FLATTENING.opaque
@@ -133,6 +103,13 @@ def opaque_flatten(tree: Any) -> tuple[list[Any], Any]:
         FLATTENING.opaque = before
 
 
+class Around(Protocol):
+    """What a transform does to the clones before and after the user's function."""
+
+    def before(self, leaves: list[Any]) -> None: ...
+    def after(self, nodes: list[Any], leaves: list[Any], result: Any) -> None: ...
+
+
 class Crossing:
     """All that a pure function depends on; it refers to no object of the caller.
 
@@ -141,7 +118,7 @@ class Crossing:
       treedef: Of the arguments, each object one leaf.
       roots: Where objects stand among the leaves of `treedef`.
       rest: Where the other arguments stand.
-      pure: `pure(values, rest, extras) -> Out`.
+      pure: `pure(values, rest, extras) -> Out`; a transform may add an `Around`.
       kept: For whoever uses the crossing: what it made of `pure`.
     """
 
@@ -158,16 +135,23 @@ class Crossing:
         self.statics = statics
         self.rest = tuple(n for n in range(treedef.num_leaves) if n not in set(roots))
         self.kept: dict[Any, Any] = {}
-        self.foreign: dict[int, tuple[Any, Any]] = {}
-        self.pure = self._make_pure(lift.fn, lift.method, statics, nested)
+        self.foreign: dict[int, ForeignRead] = {}
+        self._fn, self._method, self._nested = lift.fn, lift.method, nested
+        self._title = lift.title
+        self.pure = self._make_pure()
 
-    def _make_pure(
-        self, fn: Callable[..., Any], method: str | None, statics: Statics | None, nested: bool
-    ) -> Callable[..., Out]:
+    def _make_pure(self) -> Callable[..., Out]:
         graphdef, treedef, positions = self.graphdef, self.treedef, self.roots
-        rest_positions = self.rest
+        rest_positions, statics = self.rest, self.statics
+        fn, method, nested = self._fn, self._method, self._nested
+        title = self._title
 
-        def pure(values: list[Any], rest: list[Any], extras: Sequence[Any]) -> Out:
+        def pure(
+            values: list[Any],
+            rest: list[Any],
+            extras: Sequence[Any],
+            around: "Around | None" = None,
+        ) -> Out:
             level = current_level()
             roots, nodes, leaves = build(graphdef, values, level)
             arguments: list[Any] = [None] * treedef.num_leaves
@@ -179,15 +163,38 @@ class Crossing:
             if statics is not None:
                 args, kwargs = statics.joined(args, kwargs)
             receiver = next((root for root in roots if kind_of(root) == OBJECT), None)
-            with (
-                _extras_inside(extras) as outputs,
-                scope.inside_transform(receiver if nested else None, method),
-            ):
-                result = fn(*args, **kwargs)
-                given_out = [output() for output in outputs]
-            return pack(graphdef, tuple(roots), nodes, leaves, values, result, given_out)
+            if around is not None:
+                around.before(leaves)
+            try:
+                with (
+                    _extras_inside(extras, nodes) as outputs,
+                    scope.inside_transform(receiver if nested else None, method),
+                ):
+                    result = fn(*args, **kwargs)
+                    given_out = [output() for output in outputs]
+                if around is not None:
+                    around.after(nodes, leaves, result)
+                return pack(graphdef, tuple(roots), nodes, leaves, values, result, given_out)
+            except TraceLevelError as error:
+                _say_where(error, fn, title)
+                raise
 
         return pure
+
+    def is_like(self, other: "Crossing") -> bool:
+        """Tells whether one and the same pure function serves both."""
+        return (
+            self.graphdef is other.graphdef
+            and self.treedef == other.treedef
+            and _key_of(self.statics) == _key_of(other.statics)
+        )
+
+    def summary(self) -> str:
+        """Describes the arguments in one line, for messages."""
+        named = [] if self.statics is None else self.statics.named.items()
+        static = [] if self.statics is None else self.statics.positional.items()
+        fixed = "".join(f", {name}={value!r}" for name, value in [*static, *named])
+        return f"{self.graphdef!r}, {len(self.rest)} other values{fixed}"
 
     def argument_positions(self, chosen: Chosen) -> list[int]:
         """Returns the positions, among the leaves of `treedef`, of the chosen arguments."""
@@ -199,26 +206,94 @@ class Crossing:
         found += [arg for name, arg in kwargs.items() if name in chosen.names]
         return jax.tree_util.tree_leaves(found)
 
+    def leaf_path(self, number: int) -> str:
+        """Writes where a leaf is, starting with the name of the argument."""
+        path = self.graphdef.paths[number]
+        if len(self.roots) == 1:
+            return format_path(path, self.argument_name(0))
+        return format_path(path[1:], self.argument_name(path[0]))
+
+    def argument_name(self, root: int) -> str:
+        """Returns the name of the parameter that the root object with this number came in by."""
+        return self.place(self.roots[root])
+
+    def place(self, position: int) -> str:
+        """Writes where a leaf of the arguments is: the name of the parameter, and the way there."""
+        args, kwargs = jax.tree_util.tree_unflatten(self.treedef, range(self.treedef.num_leaves))
+        if self.statics is not None:
+            args, _ = self.statics.joined(args, {})
+        known = parameters(self._fn)
+        named = [
+            (known[n] if n < len(known) else f"args[{n}]", arg)
+            for n, arg in enumerate(args)
+            if self.statics is None or n not in self.statics.positional
+        ]
+        for name, value in [*named, *kwargs.items()]:
+            for path, number in jax.tree_util.tree_leaves_with_path(value):
+                if number == position:
+                    return name + jax.tree_util.keystr(path)
+        return "argument"
+
+    def node_path(self, number: int) -> str:
+        """Writes where a node is first met, starting with the name of the argument."""
+        skeleton = self.graphdef.skeleton
+        for root, slot in enumerate(skeleton.roots):
+            path = graph.node_paths(skeleton, [((), slot)]).get(number)
+            if path is not None:
+                return format_path(path, self.argument_name(root))
+        return "an argument"
+
+    def owner(self, number: int) -> int:
+        """Returns the number of the object that a list or dict belongs to; objects own themselves."""
+        records = self.graphdef.skeleton.records
+        if records[number].cls not in (list, dict):
+            return number
+        objects = [n for n, record in enumerate(records) if record.cls not in (list, dict)]
+        return next(n for n in objects if number in graph.containers_of(records, records[n].slots))
+
     def root_entries(self, root: int) -> dict[int, Path]:
         """Returns, per leaf number reached from one root, the path from there."""
         return graph.leaf_paths(self.graphdef.skeleton, [((), self.graphdef.skeleton.roots[root])])
 
 
+def _say_where(error: TraceLevelError, fn: Callable[..., Any], title: str) -> None:
+    """Puts into the message by which name the function reaches what it tried to write."""
+    if error.node is None:
+        return
+    paths = paths_in_closure(fn, [error.node])
+    if paths:
+        error.node = None
+        error.args = (f"{title} closes over {paths[0]}. {error.args[0]}",)
+
+
 @contextmanager
-def _extras_inside(inputs: Sequence[Any]) -> Iterator[list[Callable[[], Any]]]:
+def _extras_inside(inputs: Sequence[Any], clones: list[Any]) -> Iterator[list[Callable[[], Any]]]:
     if not inputs:
         yield []
         return
-    active = _TRAVELLING.active
-    _TRAVELLING.active = ()
+    nodes = [functools.partial(_itself, clone) for clone in clones]
+    active = TRAVELLING.active
+    TRAVELLING.active = ()
     try:
         with ExitStack() as stack:
             yield [
-                stack.enter_context(extra.inside(given))
+                stack.enter_context(extra.inside(given, nodes))
                 for extra, given in zip(active, inputs, strict=True)
             ]
     finally:
-        _TRAVELLING.active = active
+        TRAVELLING.active = active
+
+
+def _key_of(statics: Statics | None) -> Any:
+    return None if statics is None else statics.key
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _nothing() -> None:
+    return None
 
 
 def pack(
@@ -298,6 +373,7 @@ def _pack_update(
     # Everything there was is a root, so that changes to what was detached arrive as well.
     owned = [x for x, kind in zip(leaves, graphdef.leaves, strict=True) if kind is not ARRAY_LEAF]
     after = flatten((*nodes, *owned, *objects))
+    _check_own(nodes, owned, after)
     node_numbers = {id(node): n for n, node in enumerate(nodes)}
     leaf_numbers = {id(leaf): n for n, leaf in enumerate(leaves)}
     kept, new_values, numbers = [], [], []
@@ -319,6 +395,24 @@ def _pack_update(
         len(nodes) + len(owned),
     )
     return update, new_values
+
+
+def _check_own(nodes: list[Any], owned: list[Any], after: Flat) -> None:
+    """Raises if an object that the function closed over became part of the result."""
+    level = current_level()
+    known = {id(x) for x in (*nodes, *owned)}
+    variables = [x for x, place in zip(after.leaves, after.places, strict=True) if place is None]
+    for node in (*after.nodes, *variables):
+        if id(node) in known or type(node) in (list, dict):
+            continue
+        if node._level is not None and node._level != level:
+            error = TraceLevelError(
+                f"The function returns, or makes part of an argument, a {type(node).__name__} that "
+                "it closes over: the caller would get a copy, not the object itself. Pass the "
+                "object as an argument, or return nnx.clone(...) of it."
+            )
+            error.node = node
+            raise error
 
 
 class Binding:
@@ -354,11 +448,23 @@ class Binding:
                 for handle, value in zip(self._handles(definition), out.changed, strict=True):
                     handle()._value = value
         if out.extras:
-            for extra, given in zip(_TRAVELLING.active, out.extras, strict=True):
-                extra.deliver(given)
+            for extra, given in zip(TRAVELLING.active, out.extras, strict=True):
+                extra.deliver(given, self.live_nodes())
         if definition.spec is None:
             return jax.tree_util.tree_unflatten(definition.tree, out.arrays)
         return self._result(out, outputs)
+
+    def live_nodes(self) -> Nodes:
+        """Gives the caller's objects by node number; None for lists and dicts."""
+        return [_nothing if ref is None else ref for ref in self.plan.nodes]
+
+    def extra_inputs(self) -> tuple[Any, ...]:
+        """Returns what the travelling extras hand in."""
+        active = TRAVELLING.active
+        if not active:
+            return ()
+        nodes = self.live_nodes()
+        return tuple(extra.inputs(nodes) for extra in active)
 
     def _handles(self, definition: OutDef) -> list[Any]:
         known, handles = self._writers
@@ -409,7 +515,7 @@ class Binding:
             nodes,
             leaves,
             level,
-            lambda number: self._check_node(update.nodes[number], nodes[number], level),
+            lambda number: self._check_node(update.nodes[number], before, level),
         )
         for leaf, kept, value, meta in writes:
             _write_leaf(leaf, kept, value, meta)
@@ -453,9 +559,11 @@ class Binding:
                 name = "array" if kind is ARRAY_LEAF else kind[0].__name__
                 raise self._level_error(f"{self.leaf_path(number)} ({name})")
 
-    def _check_node(self, number: int, node: Any, level: Level) -> None:
-        if kind_of(node) == OBJECT and node._level is not None and node._level != level:
-            raise self._level_error(f"an attribute of a {type(node).__name__}")
+    def _check_node(self, number: int, before: Flat, level: Level) -> None:
+        owner = before.nodes[self.crossing.owner(number)]
+        if owner._level is not None and owner._level != level:
+            kind = type(before.nodes[number]).__name__
+            raise self._level_error(f"{self.crossing.node_path(number)} ({kind})")
 
     def _level_error(self, what: str) -> TraceLevelError:
         return TraceLevelError(
@@ -467,10 +575,12 @@ class Binding:
 
     def leaf_path(self, number: int) -> str:
         """Writes where a leaf is, starting with the name of the argument."""
-        path = self.crossing.graphdef.paths[number]
-        if len(self.roots) == 1:
-            return format_path(path, self.lift.argument_name(self.crossing, 0))
-        return format_path(path[1:], self.lift.argument_name(self.crossing, path[0]))
+        return self.crossing.leaf_path(number)
+
+    def leaf_at(self, number: int) -> Any:
+        """Returns a leaf of the caller: a Variable, a State or an array."""
+        handle = self.plan.handles[number]()
+        return handle._value if self.crossing.graphdef.leaves[number] is ARRAY_LEAF else handle
 
 
 def _abstract(value: Any) -> Any:
@@ -530,7 +640,7 @@ class Lift:
             and last.treedef == treedef
             and statics is None
             and not nested
-            and not _TRAVELLING.active
+            and not TRAVELLING.active
             and last.plain
             and last.holds_for(leaves)
         ):
@@ -544,7 +654,7 @@ class Lift:
         context: Any = (
             None if statics is None else statics.key,
             nested,
-            tuple(extra.key() for extra in _TRAVELLING.active),
+            tuple(extra.key() for extra in TRAVELLING.active),
         )
         key = (treedef, tuple(map(id, roots)), context)
         with self._lock:
@@ -596,25 +706,38 @@ class Lift:
         """Returns the number of crossings and of bindings."""
         return len(self._crossings), len(self._bindings)
 
-    def argument_name(self, crossing: Crossing, root: int) -> str:
-        """Returns the name of the parameter that the root object with this number came in by."""
-        position = crossing.roots[root]
-        numbers = jax.tree_util.tree_unflatten(crossing.treedef, range(crossing.treedef.num_leaves))
-        args, kwargs = numbers
-        for name, value in [*self._named(args), *kwargs.items()]:
-            for path, number in jax.tree_util.tree_leaves_with_path(value):
-                if number == position:
-                    return name + jax.tree_util.keystr(path)
-        return "argument"
 
-    def _named(self, args: tuple[Any, ...]) -> list[tuple[str, Any]]:
-        known = parameters(self.fn)
-        return [
-            (known[number] if number < len(known) else f"args[{number}]", arg)
-            for number, arg in enumerate(args)
-        ]
+class LiftedFunction:
+    """What the functions made by transforms have in common: a lift, and how they act as methods."""
+
+    def __init__(self, fn: Callable[..., Any], transform: str) -> None:
+        functools.update_wrapper(self, fn)
+        self._lift = Lift(fn, transform)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._lift.method = name
+        self._lift.fn = scope.scoped_method(name, self._lift.fn)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    @contextmanager
+    def _bound(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics | None = None
+    ) -> Iterator[tuple[Binding, list[Any], Level]]:
+        """Binds the arguments, with the name of the receiver around what follows if nested."""
+        level = current_level()
+        receiver = None if level is EAGER else first_object(args, kwargs)
+        with scope.enter_transform(receiver, self._lift.method) as nested:
+            binding, leaves = self._lift.bind(args, kwargs, statics, nested)
+            yield binding, leaves, level
+
+    def __repr__(self) -> str:
+        return f"<{self._lift.title}>"
 
 
-def extra_inputs() -> tuple[Any, ...]:
-    """Returns what the travelling extras hand in."""
-    return tuple(extra.inputs() for extra in _TRAVELLING.active)
+def first_object(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns the first object among the arguments, the receiver of scopes; None without any."""
+    leaves, _ = opaque_flatten((args, kwargs))
+    found = (x.node for x in leaves if type(x) is Opaque and kind_of(x.node) == OBJECT)
+    return next(found, None)

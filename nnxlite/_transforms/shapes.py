@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from nnxlite._transforms.arguments import resolve
-from nnxlite._transforms.lift import Lift, extra_inputs
+from nnxlite._transforms.lift import Lift
 
 
 def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -31,6 +31,6 @@ def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         binding.crossing.pure,
         binding.plan.gather(),
         [leaves[n] for n in binding.crossing.rest],
-        extra_inputs(),
+        binding.extra_inputs(),
     )
     return binding.abstract_result(out)

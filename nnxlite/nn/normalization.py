@@ -116,7 +116,7 @@ class BatchNorm(Module):
 
     def __call__(
         self,
-        x: ArrayLike,
+        x: jax.Array,
         use_running_average: bool | None = None,
         *,
         mask: ArrayLike | None = None,

@@ -1,8 +1,8 @@
 """What the benchmark must show, as data.
 
 A gate compares two columns of one row: `nnxlite / raw` from above, `flax / nnxlite` and
-`equinox / nnxlite` from below. Limits are by size, in leaves; `ANY` is every size and `None` a row
-of one size. A gate on a row that was not run, or whose control failed, is not judged.
+`equinox / nnxlite` from below. Limits are by size, in leaves; `ANY` is every size, and that of
+the rows that have only one. A gate on a row whose control failed is not judged.
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ class Gate:
 
     row: str
     ratio: str
-    limits: dict[int | str, float]
-    aim: dict[int | str, float] = dataclasses.field(default_factory=dict)
+    limits: dict[int | str | None, float]
+    aim: dict[int | str | None, float] = dataclasses.field(default_factory=dict)
 
     def limit_at(self, size: int | None) -> float | None:
+        """The limit for a size, or `None` where the gate does not apply."""
         return self.limits.get(size, self.limits.get(ANY))
 
     def passes(self, measured: float, limit: float) -> bool:
         return measured <= limit if self.ratio in AT_MOST else measured >= limit
 
-    def described(self, limit: float) -> str:
+    def described(self, size: int | None) -> str:
+        """The requirement in words, such as `nnxlite/raw <= 1.25 (aim 1.1)`."""
         sign = "<=" if self.ratio in AT_MOST else ">="
-        return f"{self.ratio} {sign} {limit:g}"
+        aim = self.aim.get(size, self.aim.get(ANY))
+        text = f"{self.ratio} {sign} {self.limit_at(size):g}"
+        return text if aim is None else f"{text} (aim {aim:g})"
 
 
 OVER_RAW = "nnxlite/raw"

@@ -75,7 +75,7 @@ def judge(gate: gates.Gate, row: str, size: int | None, us: dict) -> dict[str, A
         "limit": limit,
         "measured": measured,
         "passes": gate.passes(measured, limit),
-        "text": gate.described(limit),
+        "text": gate.described(size),
     }
 
 

@@ -64,18 +64,23 @@ def test_invert_acts_on_the_value() -> None:
 
 def test_a_scalar_converts_to_python() -> None:
     variable = Variable(jnp.float32(2.5))
-    assert int(variable) == 2 and float(variable) == complex(variable) == 2.5 and bool(variable)
-    assert round(variable) == math.floor(variable) == 2 and math.ceil(variable) == 3
+    assert int(variable) == 2
+    assert float(variable) == complex(variable) == 2.5
+    assert bool(variable)
+    assert round(variable) == math.floor(variable) == 2
+    assert math.ceil(variable) == 3
     assert round(variable, 1) == 2.5
     assert [10, 11, 12][Variable(1)] == 11
-    assert f"{variable:.2f}" == "2.50" and f"{variable}" == repr(variable)
+    assert f"{variable:.2f}" == "2.50"
+    assert f"{variable}" == repr(variable)
 
 
 def test_a_variable_is_iterated_as_its_value() -> None:
     variable = Param(A)
     assert len(variable) == 2
     assert [row.tolist() for row in variable] == A.tolist()
-    assert 3.0 in Param(A[1]) and Param(7.0) not in Param(A[1])
+    assert 3.0 in Param(A[1])
+    assert Param(7.0) not in Param(A[1])
 
 
 def test_a_callable_value_can_be_called() -> None:

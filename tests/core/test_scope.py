@@ -1,3 +1,4 @@
+import abc
 import dataclasses
 import functools
 import gc
@@ -400,6 +401,38 @@ def test_mixin_that_comes_later_still_overrides() -> None:
     assert lowered_names(Both().shift, X) == {"Both.shift"}
 
 
+def test_abstract_method_of_a_mixin_stays_to_be_overridden() -> None:
+    class Abstract(abc.ABC):
+        @abc.abstractmethod
+        def shift(self, x: jax.Array) -> jax.Array: ...
+
+    class Shifts(Abstract):
+        def shift(self, x: jax.Array) -> jax.Array:
+            return x + 1
+
+    class Base(nnx.Module, Abstract):
+        pass
+
+    class Full(Base, Shifts):
+        pass
+
+    assert lowered_names(Full().shift, X) == {"Full.shift"}
+    with pytest.raises(TypeError, match="abstract"):
+        Base()
+
+
+def test_labelled_method_of_a_mixin_keeps_its_label() -> None:
+    class Labelled:
+        @named_call(name="label")
+        def shift(self, x: jax.Array) -> jax.Array:
+            return x + 1
+
+    class Both(Labelled, Linear):
+        pass
+
+    assert lowered_names(Both().shift, X) == {"label"}
+
+
 def test_override_reaches_a_mixin_with_super() -> None:
     class Child(Mixed):
         def shift(self, x: jax.Array) -> jax.Array:
@@ -499,6 +532,10 @@ def test_named_call_labels_a_function() -> None:
     assert lowered_names(named_call(shift, name="my/while"), X) == {"my/while~"}
     assert lowered_names(named_call(functools.partial(shift)), X) == {"shift"}
     assert lowered_names(named_call(Linear()), X) == {"Linear/Linear"}
+
+
+def test_named_call_does_not_hold_the_attributes_of_a_module() -> None:
+    assert "kernel" not in vars(named_call(Linear()))
 
 
 def test_named_call_follows_the_switch_only_when_told() -> None:

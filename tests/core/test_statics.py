@@ -10,12 +10,20 @@ from collections import OrderedDict, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nnxlite._core.errors import StaticValueError
-from nnxlite._core.statics import copy_containers, is_mutable, static, typed_key
+from nnxlite._core.statics import (
+    copy_containers,
+    is_mutable,
+    static,
+    static_by_identity,
+    typed_key,
+)
 
 
 class Pair(NamedTuple):
@@ -61,7 +69,8 @@ def test_pickling_and_copying_a_static_gives_itself(value: Any) -> None:
 @given(values)
 def test_a_static_is_written_on_one_short_line(value: Any) -> None:
     text = repr(static(value))
-    assert "\n" not in text and len(text) <= 70
+    assert "\n" not in text
+    assert len(text) <= 70
 
 
 def test_statics_compare_and_hash_by_identity() -> None:
@@ -88,7 +97,8 @@ def test_containers_are_copied_in_and_out(name: str) -> None:
     it = static(value)
     assert is_mutable(value)
     assert type(it.value) is type(value)
-    assert it.value is not value and it.value is not it.value
+    assert it.value is not value
+    assert it.value is not it.value
     assert it.value == value
 
 
@@ -137,6 +147,19 @@ def test_a_function_that_rebound_its_cells_is_not_handed_out_for_a_fresh_one() -
 def test_a_function_made_anew_is_the_same_static() -> None:
     it = static(_counter())
     assert static(_counter()) is it
+
+
+def test_an_array_can_be_static_by_identity() -> None:
+    mask = np.ones(3)
+    it = static_by_identity(mask)
+    assert it is static_by_identity(mask)
+    assert it is not static_by_identity(np.ones(3))
+    assert it.value is mask
+
+
+def test_a_traced_array_cannot_be_static_by_identity() -> None:
+    with pytest.raises(StaticValueError, match=r"^the mask is a traced array"):
+        jax.jit(lambda x: static_by_identity(x, "the mask"))(1.0)
 
 
 def test_an_error_names_the_place() -> None:

@@ -17,7 +17,7 @@ from nnxlite._core.variable_names import (
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(variable_names, "_KINDS", dict(variable_names._KINDS))
-    yield
+    return
 
 
 class Mask(Variable[Any]):
@@ -51,7 +51,7 @@ def test_a_name_is_registered_by_call_or_decorator() -> None:
 
 
 def test_a_name_can_be_taken_over_only_on_purpose() -> None:
-    with pytest.raises(ValueError, match="'params' belongs to Param; .*overwrite=True"):
+    with pytest.raises(ValueError, match=r"'params' belongs to Param; .*overwrite=True"):
         register_variable_name("params", Mask)
     assert register_variable_name("params", Param) is Param
     register_variable_name("params", Mask, overwrite=True)
@@ -62,7 +62,8 @@ def test_an_unknown_name_is_an_error_or_a_new_kind() -> None:
     with pytest.raises(ValueError, match="no kind of Variable is named 'masks', known are"):
         variable_type_from_name("masks")
     kind = variable_type_from_name("masks", base=Param, allow_register=True)
-    assert issubclass(kind, Param) and kind.__name__ == "masks"
+    assert issubclass(kind, Param)
+    assert kind.__name__ == "masks"
     assert variable_type_from_name("masks") is kind
     assert variable_name_from_type(kind) == "masks"
 

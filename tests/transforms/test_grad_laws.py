@@ -25,7 +25,7 @@ def assert_equal_gradients(expected, found):
     assert_isomorphic(expected, {path: leaf.get_value() for path, leaf in found.flat_state()})
 
 
-@examples(2)
+@examples(1)
 @given(blueprints(), programs())
 def test_value_and_grad_has_the_effects_of_the_call(blueprint, program):
     eager, lifted = blueprint.root, blueprint.root
@@ -34,7 +34,7 @@ def test_value_and_grad_has_the_effects_of_the_call(blueprint, program):
     assert_isomorphic((eager, expected), (lifted, found))
 
 
-@examples(2)
+@examples(1)
 @given(blueprints(), programs())
 def test_gradients_are_those_of_hand_split_jax(blueprint, program):
     expected = by_hand(program, (blueprint.root,), nnx.Param)

@@ -1,5 +1,7 @@
 """Laws of `nnx.jit`: a jitted program does what the program does, to the same objects."""
 
+import warnings
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given
 
 import nnxlite as nnx
-from tests.isomorphism import assert_isomorphic, reachable
+from tests.isomorphism import assert_isomorphic, difference, reachable
 from tests.programs import programs
 from tests.strategies import blueprints, examples
 
@@ -34,7 +36,7 @@ def test_jit_of_a_program_is_the_program(blueprint, program):
     assert_isomorphic((eager, expected), (lifted, found))
 
 
-@examples(2)
+@examples(1)
 @given(blueprints(roots=3), programs())
 def test_jit_keeps_sharing_across_arguments(blueprint, program):
     eager, lifted = blueprint.build(), blueprint.build()
@@ -138,3 +140,55 @@ def test_jit_with_donation_is_the_program(blueprint, program):
     expected = program(eager)
     found = nnx.jit(program, donate_argnums=0)(lifted)
     assert_isomorphic((eager, expected), (lifted, found))
+
+
+# What changes inside a plain list or dict cannot be noticed at the time.
+noticed = programs(["read", "value", "attribute", "metadata"], without=["write_array"])
+
+
+@examples(1)
+@given(blueprints(), programs(["read"]), programs(["value"], without=["write_array"]))
+def test_jit_sees_changes_of_variables_that_it_closes_over(blueprint, program, between):
+    model = blueprint.root
+    jitted = nnx.jit(lambda: program(model)[0])
+    assert_isomorphic(program(model)[0], jitted())
+    between(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that the model should be an argument
+        assert_isomorphic(program(model)[0], jitted())
+
+
+@examples(1)
+@given(blueprints(), noticed, st.sampled_from([nnx.jit, jax.jit, jax.checkpoint]))
+def test_closed_over_model_is_read_only(blueprint, program, transform):
+    model = blueprint.root
+    writes = difference(blueprint.root, (copy := blueprint.root, program(copy))[0]) is not None
+    closed = transform(lambda: program(model)[0])
+    if writes:
+        with pytest.raises(nnx.errors.TraceLevelError, match="another trace level"):
+            closed()
+    assert_isomorphic(blueprint.root, model)
+
+
+@examples(1)
+@given(blueprints(), programs())
+def test_plain_jit_of_a_program_that_returns_its_object(blueprint, program):
+    eager = blueprint.root
+    expected, _ = program(eager)
+    found, model = jax.jit(lambda model: (program(model)[0], model))(blueprint.root)
+    assert_isomorphic((eager, expected), (model, found))
+
+
+@examples(1)
+@given(blueprints(roots=2), programs())
+def test_plain_jit_over_split_objects(blueprint, program):
+    @jax.jit
+    def step(graphdef, state):
+        models = nnx.merge(graphdef, state)
+        result, _ = program(*models)
+        return result, nnx.split(models)
+
+    eager = blueprint.build()
+    expected, _ = program(*eager)
+    found, split = step(*nnx.split(blueprint.build()))
+    assert_isomorphic((eager, expected), (nnx.merge(*split), found))

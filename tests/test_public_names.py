@@ -1,0 +1,81 @@
+"""The door: exactly the names below, each of them there, nothing else.
+
+A name added here is a promise to users, a name removed breaks a program: both belong in CHANGELOG.md.
+"""
+
+import importlib.metadata
+import types
+
+import pytest
+
+import nnxlite as nnx
+
+NAMES = {
+    "objects": """
+        Data Dict List Module Object Pytree Sequential Static data dataclass has_data is_data
+        register_data_type set_attributes static view with_attributes
+    """,
+    "variables": """
+        BatchStat Cache Intermediate LoRAParam OptArray OptState OptVariable Param Perturbation
+        RngCount RngKey RngState Variable VariableMetadata VariableState register_variable_name
+        variable_name_from_type variable_type_from_name with_metadata
+    """,
+    "graph and state": """
+        FlatState GraphDef GraphState State as_pure call clone filter_state find_duplicates
+        from_flat_state graphdef iter_children iter_graph iter_modules map map_state merge
+        merge_state pop pure recursive_map replace_by_pure_dict restore_int_paths set_metadata split
+        split_state state to_flat_state to_pure_dict update variables
+    """,
+    "filters": "All Any Everything Filter Not Nothing OfType PathContains PathIn WithTag",
+    "randomness": "RngStream Rngs fork_rngs reseed restore_rngs split_rngs with_rngs",
+    "scopes": "disable_named_call enable_named_call named_call nowrap override_named_call",
+    "sharding": """
+        PARTITION_NAME abstract_with_sharding as_abstract get_named_sharding get_partition_spec
+        logical_axis_rules use_eager_sharding using_eager_sharding with_partitioning
+    """,
+    "capture": "capture sow use_stored_sow",
+    "transforms": """
+        Carry DiffState StateAxes StateSharding eval_shape grad jit remat scan value_and_grad vmap
+    """,
+    "layers": "BatchNorm Dropout Initializer Linear",
+    "activations": """
+        celu elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity leaky_relu
+        log_sigmoid log_softmax logsumexp one_hot relu relu6 selu sigmoid silu soft_sign softmax
+        softplus standardize swish tanh
+    """,
+    "training": "ModelAndOptimizer Optimizer",
+    "modules": """
+        errors filterlib initializers nn optimizer rnglib sharding statelib training variablelib
+    """,
+}
+EXPECTED = {name for names in NAMES.values() for name in names.split()}
+
+
+def test_door_exports_the_listed_names() -> None:
+    exported = set(nnx.__all__)
+    assert exported - EXPECTED == set(), "exported, but not listed here"
+    assert EXPECTED - exported == set(), "listed here, but not exported"
+    assert len(nnx.__all__) == len(exported), "named twice in __all__"
+
+
+def test_nothing_else_is_at_the_door() -> None:
+    public = {name for name in vars(nnx) if not name.startswith("_")}
+    assert public == set(nnx.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_name_resolves(name: str) -> None:
+    assert hasattr(nnx, name)
+
+
+@pytest.mark.parametrize("name", ["nn", "sharding", "training"])
+def test_public_package_exports_what_it_names(name: str) -> None:
+    package = getattr(nnx, name)
+    assert isinstance(package, types.ModuleType)
+    assert package.__name__ == f"nnxlite.{name}"
+    assert all(hasattr(package, exported) for exported in package.__all__)
+    assert not [exported for exported in package.__all__ if exported.startswith("_")]
+
+
+def test_version_is_that_of_the_installed_package() -> None:
+    assert nnx.__version__ == importlib.metadata.version("nnxlite")
