@@ -1,7 +1,7 @@
 """The project's checks, each in an environment of its own: `nox -l` lists them.
 
-`nox` alone runs what a change should pass before it is handed in. Arguments after `--` go to
-pytest: `nox -s tests-3.13 -- tests/core -k split`.
+`nox` alone runs what a change should pass before it is handed in. Arguments after `--` replace
+those of pytest: `nox -s tests-3.13 -- tests/core -k split`.
 """
 
 import shutil
@@ -33,23 +33,23 @@ def install(session: nox.Session, group: str, *requirements: str) -> None:
     session.install("--editable", ".", "--group", group, *requirements)
 
 
-def suite(session: nox.Session, *paths: str) -> None:
-    """Runs pytest on `paths` (the default suite if none), with the user's own arguments last."""
-    session.run("python", "-m", "pytest", *paths, *session.posargs)
+def suite(session: nox.Session, *arguments: str) -> None:
+    """Runs pytest with `arguments`, or with the user's own instead."""
+    session.run("python", "-m", "pytest", *(session.posargs or arguments))
 
 
 @nox.session(python=["3.11", "3.12", "3.13"])
 def tests(session: nox.Session) -> None:
     """The suite, on the newest JAX that this Python has."""
     install(session, "test")
-    suite(session)
+    suite(session, "-n", "2")
 
 
 @nox.session(python=OLDEST)
 def minimums(session: nox.Session) -> None:
     """The suite on exactly the oldest versions that pyproject.toml allows."""
     install(session, "test", *FLOORS)
-    suite(session)
+    suite(session, "-n", "2")
 
 
 @nox.session(python=NEWEST)

@@ -8,17 +8,19 @@ The names below are the whole public interface, grouped by room.
 from nnxlite import errors, nn, sharding, training
 from nnxlite._core import filters as filterlib
 from nnxlite._core import rngs as rnglib
-from nnxlite._core import state as statelib
+from nnxlite._core import state_forms as statelib
 from nnxlite._core import variable as variablelib
 from nnxlite._core.attributes import set_attributes, view, with_attributes
-from nnxlite._core.capture import capture, use_stored_sow
-from nnxlite._core.capture import sow_here as sow
+from nnxlite._core.call import call
+from nnxlite._core.capture import capture
+from nnxlite._core.clone import as_pure, clone, pure
 from nnxlite._core.containers import Dict, List, Sequential
 from nnxlite._core.context import (
     disable_named_call,
     enable_named_call,
     override_named_call,
 )
+from nnxlite._core.display import display, save_html
 from nnxlite._core.filters import (
     All,
     Any,
@@ -31,11 +33,12 @@ from nnxlite._core.filters import (
     PathIn,
     WithTag,
 )
-from nnxlite._core.graph import GraphDef
+from nnxlite._core.graphdef import GraphDef
 from nnxlite._core.iterate import (
     find_duplicates,
     iter_children,
     iter_graph,
+    iter_module_children,
     iter_modules,
     map,
     recursive_map,
@@ -53,6 +56,7 @@ from nnxlite._core.marks import (
 )
 from nnxlite._core.metadata import VariableMetadata, with_metadata
 from nnxlite._core.module import Module, Object, Pytree
+from nnxlite._core.pop import pop
 from nnxlite._core.random_state import (
     fork_rngs,
     reseed,
@@ -62,23 +66,12 @@ from nnxlite._core.random_state import (
 )
 from nnxlite._core.rngs import Rngs, RngStream
 from nnxlite._core.scope import named_call, nowrap
-from nnxlite._core.split import (
-    as_pure,
-    call,
-    clone,
-    graphdef,
-    merge,
-    pop,
-    pure,
-    split,
-    state,
-    update,
-    variables,
-)
-from nnxlite._core.state import (
+from nnxlite._core.sowing import sow_here as sow
+from nnxlite._core.sowing import use_stored_sow
+from nnxlite._core.split import graphdef, merge, split, state, update, variables
+from nnxlite._core.state import GraphState, State
+from nnxlite._core.state_forms import (
     FlatState,
-    GraphState,
-    State,
     filter_state,
     from_flat_state,
     map_state,
@@ -111,8 +104,10 @@ from nnxlite._core.variable_names import (
     variable_type_from_name,
 )
 from nnxlite._transforms.axes import Carry, DiffState, StateAxes, StateSharding
+from nnxlite._transforms.control import cond, fori_loop, switch, while_loop
 from nnxlite._transforms.grad import grad, value_and_grad
 from nnxlite._transforms.jit import jit
+from nnxlite._transforms.observe import capture_gradients
 from nnxlite._transforms.remat import remat
 from nnxlite._transforms.scan import scan
 from nnxlite._transforms.shapes import eval_shape
@@ -145,9 +140,12 @@ from nnxlite.nn.activations import (
     swish,
     tanh,
 )
+from nnxlite.nn.convolution import Conv
+from nnxlite.nn.embedding import Embed
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear
-from nnxlite.nn.normalization import BatchNorm
+from nnxlite.nn.normalization import BatchNorm, LayerNorm
+from nnxlite.nn.pooling import avg_pool, max_pool, min_pool
 from nnxlite.nn.stochastic import Dropout
 from nnxlite.sharding import (
     PARTITION_NAME,
@@ -160,7 +158,8 @@ from nnxlite.sharding import (
     using_eager_sharding,
     with_partitioning,
 )
-from nnxlite.training import optimizer
+from nnxlite.training import metrics, optimizer
+from nnxlite.training.metrics import Metric, MultiMetric
 from nnxlite.training.optimizer import ModelAndOptimizer, Optimizer
 
 __version__ = "0.1.0"
@@ -173,10 +172,12 @@ __all__ = [
     "BatchStat",
     "Cache",
     "Carry",
+    "Conv",
     "Data",
     "Dict",
     "DiffState",
     "Dropout",
+    "Embed",
     "Everything",
     "Filter",
     "FlatState",
@@ -184,11 +185,14 @@ __all__ = [
     "GraphState",
     "Initializer",
     "Intermediate",
+    "LayerNorm",
     "Linear",
     "List",
     "LoRAParam",
+    "Metric",
     "ModelAndOptimizer",
     "Module",
+    "MultiMetric",
     "Not",
     "Nothing",
     "Object",
@@ -219,13 +223,17 @@ __all__ = [
     "abstract_with_sharding",
     "as_abstract",
     "as_pure",
+    "avg_pool",
     "call",
     "capture",
+    "capture_gradients",
     "celu",
     "clone",
+    "cond",
     "data",
     "dataclass",
     "disable_named_call",
+    "display",
     "elu",
     "enable_named_call",
     "errors",
@@ -233,6 +241,7 @@ __all__ = [
     "filter_state",
     "filterlib",
     "find_duplicates",
+    "fori_loop",
     "fork_rngs",
     "from_flat_state",
     "gelu",
@@ -251,6 +260,7 @@ __all__ = [
     "is_data",
     "iter_children",
     "iter_graph",
+    "iter_module_children",
     "iter_modules",
     "jit",
     "leaky_relu",
@@ -260,8 +270,11 @@ __all__ = [
     "logsumexp",
     "map",
     "map_state",
+    "max_pool",
     "merge",
     "merge_state",
+    "metrics",
+    "min_pool",
     "named_call",
     "nn",
     "nowrap",
@@ -281,6 +294,7 @@ __all__ = [
     "restore_int_paths",
     "restore_rngs",
     "rnglib",
+    "save_html",
     "scan",
     "selu",
     "set_attributes",
@@ -300,6 +314,7 @@ __all__ = [
     "statelib",
     "static",
     "swish",
+    "switch",
     "tanh",
     "to_flat_state",
     "to_pure_dict",
@@ -315,6 +330,7 @@ __all__ = [
     "variables",
     "view",
     "vmap",
+    "while_loop",
     "with_attributes",
     "with_metadata",
     "with_partitioning",

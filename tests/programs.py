@@ -99,6 +99,11 @@ def pick(choices: list[Any], number: int) -> Any:
     return choices[number % len(choices)] if choices else None
 
 
+def bounded(x: jax.Array) -> jax.Array:
+    """Keeps what goes back into the graph small, so that products of it stay exact."""
+    return jnp.clip(x, -8.0, 8.0)
+
+
 @action("read")
 def read(run: _Run, i: int, j: int, c: int) -> None:
     left, right = pick(run.variables(), i), pick(run.variables(), j)
@@ -136,7 +141,7 @@ def _is_method(value: Any) -> bool:
 def write(run: _Run, i: int, j: int, c: int) -> None:
     target, source = pick(run.variables(), i), pick(run.variables(), j)
     if target is not None:
-        amount = sum_of(source) + float(c)
+        amount = bounded(sum_of(source)) + float(c)
         target.value = jax.tree.map(lambda x: x + amount, target.value)
 
 
@@ -166,7 +171,7 @@ def write_array(run: _Run, i: int, j: int, c: int) -> None:
 def reshape(run: _Run, i: int, j: int, c: int) -> None:
     target = pick(run.variables(), i)
     if target is not None:
-        target.value = {"u": sum_of(target), "v": jnp.zeros((2,), jnp.float32)}
+        target.value = {"u": bounded(sum_of(target)), "v": jnp.zeros((2,), jnp.float32)}
 
 
 @action("attribute")
@@ -176,14 +181,14 @@ def new_variable(run: _Run, i: int, j: int, c: int) -> None:
 
 @action("attribute")
 def new_array(run: _Run, i: int, j: int, c: int) -> None:
-    _attach(run, i, run.sum + float(c))
+    _attach(run, i, bounded(run.sum) + float(c))
 
 
 @action("attribute")
 def new_object(run: _Run, i: int, j: int, c: int) -> None:
     block = Block()
     block.kernel = nnx.Param(jnp.float32(c))
-    block.inner = [nnx.BatchStat(run.sum), c]
+    block.inner = [nnx.BatchStat(bounded(run.sum)), c]
     _attach(run, i, block)
 
 
@@ -241,7 +246,7 @@ def set_item(run: _Run, i: int, j: int, c: int) -> None:
     target = pick(run.nodes(lambda node: isinstance(node, dict)), i)
     if target is not None:
         key = 1000 + c if any(isinstance(key, int) for key in target) else run.name()
-        choices = [c, jnp.float32(c), nnx.Param(jnp.float32(c)), {"deep": run.sum}]
+        choices = [c, jnp.float32(c), nnx.Param(jnp.float32(c)), {"deep": bounded(run.sum)}]
         target[key] = choices[j % len(choices)]
 
 

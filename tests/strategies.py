@@ -120,7 +120,7 @@ STATICS: tuple[Callable[[], Any], ...] = (
 )
 CLOSURES = 3  # the last ones, which the standard `pickle` cannot do
 
-VARIABLES = (nnx.Param, nnx.BatchStat, nnx.Cache, Count)
+VARIABLES = (nnx.Param, nnx.Param, nnx.BatchStat, Count)
 OBJECTS = (Net, Block, Bag)
 CONTAINERS = (list, dict, nnx.List, nnx.Dict)
 

@@ -11,6 +11,7 @@ cannot run says why: ```python no-run: needs two GPUs
 import ast
 import contextlib
 import doctest
+import importlib
 import io
 import re
 import sys
@@ -52,8 +53,8 @@ def docstring_examples() -> Iterator[doctest.DocTest]:
 
 @pytest.mark.parametrize("example", list(docstring_examples()), ids=lambda example: example.name)
 def test_docstring_example(example: doctest.DocTest) -> None:
-    module = example.globs["__name__"].removesuffix(".__init__")
-    example.globs = NAMES | vars(sys.modules[module]) | {"nnx": nnx}
+    module = importlib.import_module(example.globs["__name__"].removesuffix(".__init__"))
+    example.globs = NAMES | vars(module) | {"nnx": nnx}
     report = io.StringIO()
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=report.write)
     if report.getvalue():

@@ -12,18 +12,21 @@ import pytest
 import nnxlite
 
 ROWS = [
-    "_core.errors _core.versions _core.context _core.intern _core.arithmetic",
-    "_core.keyer _core.values _core.oneline _core.names",
-    "_core.function_keys",
-    "_core.trace _core.keys _core.describe",
-    "_core.statics _core.render _core.scope _core.placement",
-    "_core.extras _core.metadata",
+    "_core.errors _core.versions _core.context _core.extras _core.intern",
+    "_core.arithmetic _core.oneline",
+    "_core.trace _core.keyer _core.names _core.values _core.describe",
+    "_core.function_keys _core.render _core.scope _core.placement",
+    "_core.keys _core.treescope_view _core.display",
+    "_core.statics",
+    "_core.metadata",
     "_core.variable",
-    "_core.variable_names _core.sharding _core.filters _core.recording",
-    "_core.graph",
-    "_core.build _core.plan _core.marks",
-    "_core.state",
-    "_core.split _core.iterate _core.pytree _core.capture",
+    "_core.variable_names _core.sharding _core.filters _core.records",
+    "_core.kinds",
+    "_core.graphdef",
+    "_core.graph _core.state _core.outline",
+    "_core.build _core.plan _core.marks _core.recording _core.state_forms",
+    "_core.split _core.iterate _core.pytree _core.clone _core.sowing",
+    "_core.pop _core.call _core.capture",
     "_core.attributes",
     "_core.module",
     "_core.containers _core.rngs",
@@ -31,23 +34,30 @@ ROWS = [
     "_transforms.arguments",
     "_transforms.lift",
     "_transforms.axes",
-    "_transforms.shardings _transforms.mapped",
-    "_transforms.jit",
-    "_transforms.grad _transforms.remat _transforms.vmap",
+    "_transforms.mapped _transforms.shardings",
+    "_transforms.jit _transforms.grad _transforms.remat _transforms.vmap",
     "_transforms.scan _transforms.control",
     "_transforms.shapes _transforms.shard",
+    "_transforms.observe",
 ]
 
 # Users of the rooms above: each has rows of its own, and none knows of another.
 WINGS = {
-    "nn": ["dtypes flags initializers activations", "linear normalization stochastic"],
-    "training": ["optimizer"],
+    "nn": [
+        "dtypes flags initializers activations pooling",
+        "linear normalization stochastic convolution embedding",
+    ],
+    "training": ["metrics optimizer"],
     "profiling": [],
     "bridge": [],
 }
 
 # A verb offered as a method too lives in a row below its class, which imports it when called.
-WHEN_CALLED = {("_core.graph", "_core.split")}
+WHEN_CALLED = {
+    ("_core.graphdef", "_core.call"),
+    ("_core.graphdef", "_core.outline"),
+    ("_core.state", "_core.state_forms"),
+}
 
 # Public modules that only gather names; `nnxlite.nn` and the like are doors by their `__init__`.
 DOORS = {"errors", "sharding"}

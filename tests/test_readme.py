@@ -21,7 +21,7 @@ def test_there_are_two_commands_and_each_sets_itself_up() -> None:
     assert example.startswith("python3 -m venv .venv && ")
     assert example.endswith(" && .venv/bin/python examples/digits.py")
     assert tests.startswith("python3 -m venv .venv && ")
-    assert tests.endswith(" && .venv/bin/python -m pytest")
+    assert tests.endswith(" && .venv/bin/python -m pytest -n 2")
 
 
 def test_ci_runs_the_test_command_as_written() -> None:

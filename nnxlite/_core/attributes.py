@@ -8,12 +8,10 @@ other's values.
 from typing import Any, TypeVar
 
 from nnxlite._core import iterate
-from nnxlite._core.build import assemble
 from nnxlite._core.errors import StructureError
 from nnxlite._core.filters import Filter, filters_to_predicates
-from nnxlite._core.graph import ARRAY_LEAF, OBJECT, kind_of
-from nnxlite._core.plan import plan_of
-from nnxlite._core.trace import check_writable, current_level
+from nnxlite._core.kinds import OBJECT, kind_of
+from nnxlite._core.trace import check_writable
 
 A = TypeVar("A")
 
@@ -45,7 +43,8 @@ def set_attributes(
         if kind_of(value) != OBJECT or not any(p(path, value) for p in predicates):
             continue
         for name, new in attributes.items():
-            if hasattr(value, name):
+            # Not hasattr: objects such as Rngs make up attributes as they are asked for.
+            if name in value._node_items() or hasattr(type(value), name):
                 check_writable(value, f"set attribute {name!r} of {type(value).__name__}")
                 missing.discard(name)
                 writes.append((value, name, new))
@@ -97,13 +96,7 @@ def view(
       >>> quiet.layers[0].kernel is model.layers[0].kernel, model.layers[1].deterministic
       (True, False)
     """
-    plan = plan_of(node)
-    leaves = [
-        handle()._value if kind is ARRAY_LEAF else handle()
-        for handle, kind in zip(plan.handles, plan.graphdef.leaves, strict=True)
-    ]
-    nodes: list[Any] = [None] * len(plan.graphdef.skeleton.records)
-    (made,) = assemble(plan.graphdef.skeleton, nodes, leaves, current_level())
+    made = iterate.around_same_leaves(node)
     set_attributes(made, only, raise_if_not_found=raise_if_not_found, **attributes)
     return made
 

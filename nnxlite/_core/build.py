@@ -5,19 +5,19 @@ general form: the caller says which nodes and leaves exist already, and those ar
 place, which is how changes made inside a transform reach the caller's own objects.
 """
 
-import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nnxlite._core import graph, statics
+from nnxlite._core import statics
 from nnxlite._core.errors import StaticValueError
-from nnxlite._core.graph import (
+from nnxlite._core.graphdef import (
+    ARRAY_LEAF,
     FILL_LEAF,
     FILL_METHOD,
     FILL_NODE,
     FILL_STATIC,
-    ARRAY_LEAF,
+    FILL_VALUE,
     GraphDef,
     Leaf,
     Record,
@@ -25,8 +25,20 @@ from nnxlite._core.graph import (
     Slot,
     thaw_key,
 )
+from nnxlite._core.kinds import (
+    METHOD,
+    PARTIAL,
+    SET,
+    STATIC,
+    is_value,
+    kind_of,
+    rebuild_value,
+    value_children,
+)
 from nnxlite._core.trace import Level
-from nnxlite._core.versions import structure_changed
+from nnxlite._core.versions import object_changed
+
+_set = object.__setattr__
 
 
 def build(
@@ -50,7 +62,7 @@ def build(
 def make_leaves(kinds: Sequence[Leaf], values: Sequence[Any], level: Level) -> list[Any]:
     """Makes a fresh Variable or State around each value; arrays stay as they are."""
     return [
-        value if kind is ARRAY_LEAF else kind[0]._make(value, kind[1], level)
+        value if kind is ARRAY_LEAF else kind[0]._make(value, kind[1], level)  # type: ignore[attr-defined]
         for kind, value in zip(kinds, values, strict=True)
     ]
 
@@ -96,14 +108,14 @@ def content(slot: Slot, nodes: Sequence[Any], leaves: Sequence[Any]) -> Any:
     if how == FILL_LEAF:
         return leaves[payload]
     if how == FILL_STATIC:
-        return payload.value
+        return payload.value  # a set, which is mutable, comes as a copy
     if how == FILL_NODE:
         return nodes[payload]
     if how == FILL_METHOD:
         number, function = payload
         return types.MethodType(function.value, nodes[number])
     how, slots = payload
-    return graph.rebuild_value(how, [content(child, nodes, leaves) for child in slots])
+    return rebuild_value(how, [content(child, nodes, leaves) for child in slots])
 
 
 def _shell(record: Record, level: Level) -> Any:
@@ -116,7 +128,7 @@ def _shell(record: Record, level: Level) -> Any:
 
 def _fill(node: Any, record: Record, nodes: Sequence[Any], leaves: Sequence[Any]) -> None:
     if type(node) is list:
-        node.extend(content(slot, nodes, leaves) for slot in record.slots)
+        node.extend([content(slot, nodes, leaves) for slot in record.slots])
         return
     items = node if type(node) is dict else node._node_items()
     for slot in record.slots:
@@ -139,7 +151,11 @@ def _new_items(
         thaw_key(slot[0]): _kept_or_new(before.get(thaw_key(slot[0])), slot, nodes, leaves)
         for slot in record.slots
     }
-    if before.keys() == after.keys() and all(before[key] is after[key] for key in after):
+    if (
+        before.keys() == after.keys()
+        and all(before[key] is after[key] for key in after)
+        and _marks_of(node) == (dict(record.marks) or None)
+    ):
         return None
     return after
 
@@ -148,6 +164,10 @@ def _items_of(node: Any) -> dict[Any, Any]:
     if type(node) is list:
         return dict(enumerate(node))
     return node if type(node) is dict else node._node_items()
+
+
+def _marks_of(node: Any) -> Any:
+    return None if type(node) in (list, dict) else node._marks or None
 
 
 def _replace_items(node: Any, record: Record, after: dict[Any, Any]) -> None:
@@ -159,8 +179,8 @@ def _replace_items(node: Any, record: Record, after: dict[Any, Any]) -> None:
         del items[key]
     items.update(after)
     if type(node) is not dict:
-        node._marks = dict(record.marks) or None
-        structure_changed(node)
+        _set(node, "_marks", dict(record.marks) or None)
+        object_changed(node)
 
 
 def _kept_or_new(old: Any, slot: Slot, nodes: Sequence[Any], leaves: Sequence[Any]) -> Any:
@@ -171,23 +191,25 @@ def _kept_or_new(old: Any, slot: Slot, nodes: Sequence[Any], leaves: Sequence[An
             return old if statics.static(old) is payload else payload.value
         except StaticValueError:
             return payload.value
-    if how == FILL_METHOD and isinstance(old, types.MethodType):
-        if old.__self__ is nodes[payload[0]] and old.__func__ is payload[1].value:
-            return old
-    if how == graph.FILL_VALUE and not isinstance(old, (type(None), functools.partial)):
-        new = content(slot, nodes, leaves)
-        if type(new) is type(old) and _same_children(old, new):
-            return old
-        return new
-    return content(slot, nodes, leaves)
+    new = content(slot, nodes, leaves)
+    return old if how in (FILL_METHOD, FILL_VALUE) and _same_value(old, new) else new
 
 
-def _same_children(old: Any, new: Any) -> bool:
-    old_how, _, old_children = graph.value_children(old)
-    new_how, _, new_children = graph.value_children(new)
-    if old_how != new_how:
+def _same_value(old: Any, new: Any) -> bool:
+    """Tells whether two values, rebuilt at each use, hold the very same things."""
+    if old is new:
+        return True
+    kind = kind_of(new)
+    if type(old) is not type(new) or is_value(old) != is_value(new):
         return False
-    return all(
-        a is b or (isinstance(a, tuple) and type(a) is type(b) and _same_children(a, b))
-        for a, b in zip(old_children, new_children, strict=True)
-    )
+    if kind == METHOD:
+        return old.__self__ is new.__self__ and old.__func__ is new.__func__
+    if is_value(new):
+        old_how, _, old_children = value_children(old)
+        new_how, _, new_children = value_children(new)
+        return (
+            old_how == new_how
+            and len(old_children) == len(new_children)
+            and all(map(_same_value, old_children, new_children))
+        )
+    return kind in (STATIC, SET, PARTIAL) and statics.static(old) is statics.static(new)

@@ -1,52 +1,56 @@
-"""List, Dict and Sequential: containers that are objects.
+"""List, Dict and Sequential: containers that are Modules.
 
-Plain Python lists and dicts work as attributes just as well. These two are for programs that want
-a container with versions of its own (an append is noticed when it happens, not at the next use), that
+Plain Python lists and dicts work as attributes just as well. These are for programs that want a
+container with versions of its own (an append is noticed when it happens, not at the next use), that
 is a Module, or that exists under flax's name. Items live in the instance's `__dict__` under their
-own keys, ints for a List.
+own keys, ints for a List; there is room for nothing else.
 """
 
+import inspect
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any, Generic, TypeVar, overload
 
-from jax.tree_util import DictKey, SequenceKey
+from jax.tree_util import DictKey
 
 from nnxlite._core.errors import StructureError
-from nnxlite._core.marks import Marked
+from nnxlite._core.kinds import STATIC, kind_of
+from nnxlite._core.marks import Marked, unmarked
 from nnxlite._core.module import Module, Pytree
 from nnxlite._core.trace import check_writable
-from nnxlite._core.versions import structure_changed
 
 A = TypeVar("A")
 
 
-class _Items(Pytree):
+class _Items(Module):
     """What List and Dict have in common: items by key in `__dict__`."""
 
     _node_by_item = True
 
-    def _set_item(self, key: Any, value: Any) -> None:
-        self._check("set", key)
-        mark = None
-        if type(value) is Marked:
-            value, mark = value.value, value.mark
-        self.__dict__[key] = value
-        if mark is not None:
-            self._marks = {**(self._marks or {}), key: mark}
-        structure_changed(self)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if cls.__module__ == __name__:
+            Pytree.__init_subclass__.__func__(cls, **kwargs)  # type: ignore[attr-defined]
+        else:
+            super().__init_subclass__(**kwargs)
 
-    def _check(self, verb: str, key: Any) -> None:
-        check_writable(self, f"{verb} item {key!r} of {type(self).__name__}")
+    def _set_item(self, key: Any, value: Any) -> None:
+        check_writable(self, f"set item {key!r} of {type(self).__name__}")
+        self._node_set(key, *unmarked(value))
 
     def __len__(self) -> int:
         return len(self.__dict__)
 
     def __dir__(self) -> list[str]:
-        return [*object.__dir__(type(self)), *(key for key in self.__dict__ if type(key) is str)]
+        return [*dir(type(self)), *(key for key in self.__dict__ if type(key) is str)]
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
 
 class List(_Items, MutableSequence[A], Generic[A]):
-    """A list that is an object; indexed by ints, in numeric order.
+    """A list that is a Module; indexed by ints, in numeric order.
+
+    `in`, `index`, `count` and `remove` find objects, Variables and arrays by identity.
 
     Example:
       >>> layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(0)) for _ in range(3)])
@@ -54,11 +58,9 @@ class List(_Items, MutableSequence[A], Generic[A]):
       (3, (2, 2))
     """
 
-    _key_entry = SequenceKey
-
-    def __init__(self, items: Iterable[A] = (), /) -> None:
-        for index, item in enumerate(items):
-            self._set_item(index, item)
+    def __init__(self, items: Iterable[A] | None = None, /) -> None:
+        for item in () if items is None else items:
+            self._set_item(len(self), item)
 
     @overload
     def __getitem__(self, index: int) -> A: ...
@@ -71,14 +73,14 @@ class List(_Items, MutableSequence[A], Generic[A]):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, slice):
-            items = list(self)
+            items = self._marked_items()
             items[index] = value
             self._replace(items)
         else:
             self._set_item(self._index(index), value)
 
     def __delitem__(self, index: Any) -> None:
-        items = list(self)
+        items = self._marked_items()
         del items[index if isinstance(index, slice) else self._index(index)]
         self._replace(items)
 
@@ -87,36 +89,80 @@ class List(_Items, MutableSequence[A], Generic[A]):
         if index >= len(self):
             self._set_item(len(self), value)
             return
-        items = list(self)
+        items = self._marked_items()
         items.insert(index, value)
         self._replace(items)
 
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """Returns the first index of a value.
+
+        Raises:
+          ValueError: The value is not in the list.
+        """
+        for number in range(*slice(start, stop).indices(len(self))):
+            if _is_same(self[number], value):
+                return number
+        raise ValueError(f"{type(value).__name__} is not in the List of {len(self)} items")
+
+    def count(self, value: Any) -> int:
+        """Returns how often a value is in the list."""
+        return sum(_is_same(item, value) for item in self)
+
+    def __contains__(self, value: object) -> bool:
+        return any(_is_same(item, value) for item in self)
+
     def __iter__(self) -> Iterator[A]:
-        items = self.__dict__
-        return (items[index] for index in range(len(items)))
+        index = 0
+        while index < len(self):  # as with a list, items may be added on the way
+            yield self.__dict__[index]
+            index += 1
 
     def __add__(self, other: Iterable[A]) -> "List[A]":
         return List([*self, *other])
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"A List holds items only: {name!r} cannot be set on it. Use a Module with an attribute "
+            "for the items."
+        )
+
     def _index(self, index: Any) -> int:
-        number = index.__index__()
-        size = len(self)
+        number, size = operator.index(index), len(self)
         if not -size <= number < size:
             raise IndexError(f"List of {size} items has no item {number}")
-        return number % size if size else number
+        return number % size
+
+    def _marked_items(self) -> list[Any]:
+        """Returns the items, those that something was said of as they were assigned."""
+        marks = self._marks or {}
+        return [
+            Marked(item, marks[key]) if key in marks else item  # type: ignore[arg-type]
+            for key, item in enumerate(self)
+        ]
 
     def _replace(self, items: list[Any]) -> None:
-        self._check("replace", "[...]")
-        marks, self._marks = self._marks, None
-        self.__dict__.clear()
-        self.__dict__.update(enumerate(items))
-        if marks and len(items) == len(self.__dict__):
-            self._marks = {k: m for k, m in marks.items() if k in self.__dict__}
-        structure_changed(self)
+        check_writable(self, f"change the items of {type(self).__name__}")
+        pairs = [unmarked(item) for item in items]
+        self._node_remove(tuple(self.__dict__))
+        for key, (item, mark) in enumerate(pairs):
+            self._node_set(key, item, mark)
+
+    def _node_remove(self, keys: Iterable[Any]) -> None:
+        gone = set(keys)
+        kept = [item for key, item in enumerate(self._marked_items()) if key not in gone]
+        super()._node_remove(tuple(self.__dict__))
+        for key, item in enumerate(kept):
+            self._node_set(key, *unmarked(item))
+
+
+def _is_same(item: Any, value: Any) -> bool:
+    if item is value:
+        return True
+    return kind_of(item) == kind_of(value) == STATIC and bool(item == value)
 
 
 class Dict(_Items, MutableMapping[Any, A], Generic[A]):
-    """A dict that is an object; items are attributes too.
+    """A dict that is a Module; items with names are attributes too.
 
     Keys are all str or all int.
 
@@ -126,7 +172,7 @@ class Dict(_Items, MutableMapping[Any, A], Generic[A]):
       (True, ['a'])
     """
 
-    _key_entry = DictKey
+    _int_entry = DictKey
 
     def __init__(
         self, items: Mapping[Any, A] | Iterable[tuple[Any, A]] = (), /, **named: A
@@ -151,17 +197,20 @@ class Dict(_Items, MutableMapping[Any, A], Generic[A]):
         self._set_item(key, value)
 
     def __delitem__(self, key: Any) -> None:
-        self._check("delete", key)
-        del self.__dict__[key]
-        if self._marks:
-            self._marks = {k: mark for k, mark in self._marks.items() if k != key}
-        structure_changed(self)
+        check_writable(self, f"delete item {key!r} of {type(self).__name__}")
+        self.__dict__[key]  # raises KeyError before anything is changed
+        self._node_remove((key,))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__orig_class__":  # `typing` leaves it on what `Dict[int]()` makes, if it can
+            raise AttributeError(name)
+        self[name] = value
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.__dict__)
 
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__  # type: ignore[assignment]
+    def __contains__(self, key: object) -> bool:
+        return key in self.__dict__
 
 
 class Sequential(Module):
@@ -180,20 +229,51 @@ class Sequential(Module):
     def __init__(self, *layers: Callable[..., Any]) -> None:
         self.layers = List(layers)
 
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        return iter(self.layers)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the last layer returns, or the only argument if there are no layers."""
-        output: Any = args[0] if len(args) == 1 else args
+        """Returns what the last layer returns; without layers, the arguments.
+
+        Args:
+          *args: For the first layer.
+          **kwargs: For every layer that has parameters of these names, such as `rngs`.
+        """
+        if not len(self.layers):
+            return args[0] if len(args) == 1 else args or kwargs or None
+        output: Any = args
         for index, layer in enumerate(self.layers):
             if not callable(layer):
                 raise TypeError(
                     f"layers[{index}] of Sequential is a {type(layer).__name__}, which cannot be "
                     "called. Expected a Module or a function."
                 )
-            if index:
-                args, kwargs = (output,), {}
-                if isinstance(output, tuple):
-                    args = output
-                elif isinstance(output, dict):
-                    args, kwargs = (), output
-            output = layer(*args, **kwargs)
+            named: dict[str, Any] = {}
+            if isinstance(output, tuple):
+                args = output
+            elif isinstance(output, dict):
+                args, named = (), output
+            else:
+                args = (output,)
+            common = _accepted(layer, len(args), kwargs) if kwargs else {}
+            output = layer(*args, **named, **common)
         return output
+
+
+def _accepted(layer: Callable[..., Any], taken: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the keyword arguments that a layer has parameters for, besides `taken` positions."""
+    try:
+        parameters = list(inspect.signature(layer).parameters.values())
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        return {}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return kwargs
+    by_position = [
+        p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD or p.kind is p.POSITIONAL_ONLY
+    ]
+    free = {
+        p.name
+        for p in parameters
+        if p not in by_position[:taken] and p.kind is not p.POSITIONAL_ONLY
+    }
+    return {name: value for name, value in kwargs.items() if name in free}

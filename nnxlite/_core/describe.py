@@ -152,11 +152,13 @@ class _Walk:
             )
         if id(value) in self.open:
             target = self.open[id(value)]
+            title = _own_title(value) or title
             return Description(
                 kind="reference", title=title, target=target, cycle=True, **place
             ), {}
         if id(value) in self.finished:
             _, target, owned = self.finished[id(value)]
+            title = _own_title(value) or title
             return Description(kind="reference", title=title, target=target, **place), owned
         parts = _parts(value)
         if parts is None:
@@ -243,6 +245,11 @@ def _parts(value: Any) -> Parts | None:
         pairs = [(name, getattr(value, name)) for name in ("func", "args", "keywords")]
         return Parts("container", "attributes", _reached("attribute", pairs))
     return _pytree_parts(value)
+
+
+def _own_title(value: Any) -> str | None:
+    own = getattr(type(value), "_description_parts", None)
+    return own(value).title if own is not None else None
 
 
 def _object_style(value: Any) -> tuple[Access, Style]:

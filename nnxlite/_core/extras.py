@@ -33,11 +33,15 @@ class Extras(Protocol):
     def deliver(self, outputs: Any, nodes: Nodes) -> None:
         """Takes what was handed out."""
 
-    def learner(self) -> "Extras | None":
-        """Returns an `Extras` that learns which inputs a mapped body uses; None without inputs."""
+    def learner(self) -> "Extras":
+        """Returns an `Extras` that learns which inputs a mapped body uses; it records nothing."""
 
-    def axes(self, inputs: Any, learner: "Extras | None") -> Any:
-        """Returns the axis of each input under `vmap` and `scan`: 0, or None for all the same."""
+    def axes(self, inputs: Any, learner: "Extras", size: int | None) -> Any:
+        """Returns the axis of each input under `vmap` and `scan`: 0, or None for all the same.
+
+        Raises:
+          ValueError: An input that is mapped does not have that size in front.
+        """
 
 
 class _Travelling(threading.local):

@@ -6,32 +6,51 @@ Paths are those of first meeting; a shared object is visited once, and cycles en
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nnxlite._core import graph
 from nnxlite._core.build import assemble
-from nnxlite._core.errors import Path
+from nnxlite._core.errors import Path, StructureError, format_path
 from nnxlite._core.filters import Filter, to_predicate
-from nnxlite._core.graph import kind_of
-from nnxlite._core.plan import plan_of
-from nnxlite._core.state import State, map_state
+from nnxlite._core.graph import sorted_keys
+from nnxlite._core.graphdef import ARRAY_LEAF
+from nnxlite._core.kinds import (
+    ARRAY,
+    DICT,
+    LIST,
+    METHOD,
+    OBJECT,
+    STATE,
+    VARIABLE,
+    is_graph_method,
+    is_value,
+    kind_of,
+    rebuild_value,
+    value_children,
+)
+from nnxlite._core.plan import Plan, plan_of
+from nnxlite._core.state import State
+from nnxlite._core.state_forms import map_state
 from nnxlite._core.trace import check_writable, current_level
 from nnxlite._core.variable import Variable
 
 MODULE_TYPES: list[type] = []
 """The class Module, put here by its own file, which stands in a row below this one."""
 
+_HAVE_IDENTITY = (OBJECT, LIST, DICT, VARIABLE, STATE)
+
 
 def children_of(value: Any) -> list[tuple[Any, Any]]:
     """Returns keys and contents of an object, container or value, by sorted key."""
     kind = kind_of(value)
-    if kind == graph.OBJECT:
+    if kind == OBJECT:
         items = value._node_items()
         return [(key, items[key]) for key in sorted(items)]
-    if kind == graph.LIST:
+    if kind == LIST:
         return list(enumerate(value))
-    if kind in (graph.DICT, graph.STATE):
-        return [(key, value[key]) for key in graph._sorted_keys(value)]
-    if kind in (graph.TUPLE, graph.FOREIGN):
-        _, keys, children = graph.value_children(value)
+    if kind == DICT:
+        return [(key, value[key]) for key in sorted_keys(value)]
+    if kind == STATE:
+        return list(value._dicts().items())
+    if is_value(value):
+        _, keys, children = value_children(value)
         return list(zip(keys, children, strict=True))
     return []
 
@@ -40,7 +59,7 @@ def iter_graph(node: Any, /) -> Iterator[tuple[Path, Any]]:
     """Yields path and value of everything in an object graph, contents before their holder.
 
     Objects, containers and Variables come once, at the path of first meeting; arrays and static
-    values wherever they are.
+    values wherever they are. The object of a bound method comes at the path of the method.
 
     Example:
       >>> [
@@ -50,18 +69,21 @@ def iter_graph(node: Any, /) -> Iterator[tuple[Path, Any]]:
       ... ]
       [('bias',), ('kernel',)]
     """
-    yield from _iter_graph(node, (), set())
-
-
-def _iter_graph(value: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, Any]]:
-    kind = kind_of(value)
-    if kind in (graph.OBJECT, graph.LIST, graph.DICT, graph.VARIABLE, graph.STATE):
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-    for key, child in children_of(value):
-        yield from _iter_graph(child, (*path, key), seen)
-    yield path, value
+    seen: dict[int, Any] = {}  # holds what it has seen: the ids of dead objects come again
+    stack: list[tuple[Path, Any, bool]] = [((), node, False)]
+    while stack:
+        path, value, below_done = stack.pop()
+        if below_done:
+            yield path, value
+            continue
+        if kind_of(value) in _HAVE_IDENTITY:
+            if id(value) in seen:
+                continue
+            seen[id(value)] = value
+        stack.append((path, value, True))
+        if kind_of(value) == METHOD and is_graph_method(value):
+            stack.append((path, value.__self__, False))
+        stack.extend(((*path, key), child, False) for key, child in reversed(children_of(value)))
 
 
 def iter_modules(node: Any, /) -> Iterator[tuple[Path, Any]]:
@@ -70,7 +92,7 @@ def iter_modules(node: Any, /) -> Iterator[tuple[Path, Any]]:
     Example:
       >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jax.nn.relu)
       >>> [(path, type(m).__name__) for path, m in nnx.iter_modules(model)]
-      [(('layers', 0), 'Linear'), ((), 'Sequential')]
+      [(('layers', 0), 'Linear'), (('layers',), 'List'), ((), 'Sequential')]
     """
     modules = tuple(MODULE_TYPES)
     for path, value in iter_graph(node):
@@ -79,7 +101,25 @@ def iter_modules(node: Any, /) -> Iterator[tuple[Path, Any]]:
 
 
 def iter_children(node: Any, /) -> Iterator[tuple[Any, Any]]:
-    """Yields name and Module for the modules that are attributes of an object."""
+    """Yields name and child for the objects and Variables that are attributes of an object.
+
+    Example:
+      >>> [name for name, _ in nnx.iter_children(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))]
+      ['bias', 'kernel']
+    """
+    for key, child in children_of(node):
+        if kind_of(child) in (OBJECT, VARIABLE):
+            yield key, child
+
+
+def iter_module_children(node: Any, /) -> Iterator[tuple[Any, Any]]:
+    """Yields name and Module for the modules that are attributes of an object.
+
+    Example:
+      >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+      >>> [name for name, _ in nnx.iter_module_children(model.layers)]
+      [0]
+    """
     modules = tuple(MODULE_TYPES)
     for key, child in children_of(node):
         if isinstance(child, modules):
@@ -87,7 +127,11 @@ def iter_children(node: Any, /) -> Iterator[tuple[Any, Any]]:
 
 
 def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[Path]]:
-    """Returns the paths of each object or Variable that is met at more than one place.
+    """Returns the paths of each object, Variable or State that is met at more than one place.
+
+    Args:
+      node: The object or container to look through.
+      only: A filter, given the first path and the object.
 
     Example:
       >>> layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
@@ -99,25 +143,43 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[Path]]:
     stack: list[tuple[Path, Any]] = [((), node)]
     while stack:
         path, value = stack.pop()
-        if kind_of(value) in (graph.OBJECT, graph.VARIABLE):
-            if id(value) in found:
-                found[id(value)][1].append(path)
+        kind = kind_of(value)
+        if kind in _HAVE_IDENTITY:
+            known = found.setdefault(id(value), (value, []))[1]
+            known.append(path)
+            if len(known) > 1:
                 continue
-            found[id(value)] = (value, [path])
-        elif kind_of(value) in (graph.LIST, graph.DICT):
-            if id(value) in found:
-                continue
-            found[id(value)] = (value, [])
         stack.extend(((*path, key), child) for key, child in reversed(children_of(value)))
     return [
-        paths for value, paths in found.values() if len(paths) > 1 and predicate(paths[0], value)
+        paths
+        for value, paths in found.values()
+        if len(paths) > 1 and kind_of(value) not in (LIST, DICT) and predicate(paths[0], value)
     ]
+
+
+def around_same_leaves(node: Any) -> Any:
+    """Returns a copy of an object or container, with new objects around the same Variables."""
+    plan = plan_of(node)
+    return _rebuilt(plan, _leaves_of(plan))
+
+
+def _leaves_of(plan: Plan) -> list[Any]:
+    return [
+        handle()._value if kind is ARRAY_LEAF else handle()
+        for handle, kind in zip(plan.handles, plan.graphdef.leaves, strict=True)
+    ]
+
+
+def _rebuilt(plan: Plan, leaves: list[Any]) -> Any:
+    nodes: list[Any] = [None] * len(plan.graphdef.skeleton.records)
+    return assemble(plan.graphdef.skeleton, nodes, leaves, current_level())[0]
 
 
 def map(f: Callable[[Path, Any], Any], node: Any, /) -> Any:
     """Returns a copy of an object, or of a State, with each leaf replaced by `f(path, leaf)`.
 
-    `f` gets the Variables themselves, and arrays as they are. Sharing is kept.
+    `f` gets the Variables themselves, and arrays as they are. A Variable that it returns is copied,
+    so that the new object shares none with the old one. Sharing inside the object is kept.
 
     Example:
       >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -129,22 +191,24 @@ def map(f: Callable[[Path, Any], Any], node: Any, /) -> Any:
         return map_state(f, node)
     plan = plan_of(node)
     leaves = []
-    for path, kind, handle in zip(
-        plan.graphdef.paths, plan.graphdef.leaves, plan.handles, strict=True
-    ):
-        leaf = handle()._value if kind is graph.ARRAY_LEAF else handle()
+    for path, leaf in zip(plan.graphdef.paths, _leaves_of(plan), strict=True):
         if isinstance(leaf, State):
-            leaves.append(map_state(lambda inner, x, path=path: f((*path, *inner), x), leaf))
+            new = map_state(lambda inner, x, path=path: f((*path, *inner), x), leaf)
         else:
-            leaves.append(f(path, leaf))
-    nodes: list[Any] = [None] * len(plan.graphdef.skeleton.records)
-    return assemble(plan.graphdef.skeleton, nodes, leaves, current_level())[0]
+            new = f(path, leaf)
+        leaves.append(new.copy() if new is leaf and isinstance(new, Variable) else new)
+    return _rebuilt(plan, leaves)
 
 
 def recursive_map(f: Callable[[Path, Any], Any], node: Any, /) -> Any:
-    """Replaces nodes and leaves bottom up by `f(path, x)`, in place, and returns the new root.
+    """Returns an object made bottom up by `f(path, x)` from copies of the nodes of another one.
 
-    Each object, container and Variable is given to `f` once, its contents before itself.
+    Each object, container and Variable is given to `f` once, its contents before itself. Objects
+    and containers are copies, so that `node` stays as it is; Variables and arrays are those of
+    `node`.
+
+    Raises:
+      StructureError: `f` replaces an object that something in it leads back to.
 
     Example:
       >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jax.nn.relu)
@@ -153,54 +217,70 @@ def recursive_map(f: Callable[[Path, Any], Any], node: Any, /) -> Any:
       >>> nnx.recursive_map(widen, model)(jnp.ones((1, 2))).shape
       (1, 5)
     """
-    return _recursive_map(f, node, (), {})
+    return _RecursiveMap(f).of(around_same_leaves(node), ())
 
 
-def _recursive_map(
-    f: Callable[[Path, Any], Any], value: Any, path: Path, done: dict[int, tuple[Any, Any]]
-) -> Any:
-    kind = kind_of(value)
-    has_identity = kind in (graph.OBJECT, graph.LIST, graph.DICT, graph.VARIABLE)
-    if has_identity:
-        if id(value) in done:
-            return done[id(value)][1]
-        done[id(value)] = (value, value)  # what a cycle meets
-    if kind in (graph.OBJECT, graph.LIST, graph.DICT):
-        if kind == graph.OBJECT:
-            check_writable(value, f"replace contents of {type(value).__name__}")
-        for key, child in children_of(value):
-            new = _recursive_map(f, child, (*path, key), done)
+class _RecursiveMap:
+    def __init__(self, f: Callable[[Path, Any], Any]) -> None:
+        self.f = f
+        self.done: dict[int, tuple[Any, Any]] = {}  # what it was, what it became
+        self.open: dict[int, bool] = {}  # whether a node under way was met again
+
+    def of(self, value: Any, path: Path) -> Any:
+        kind = kind_of(value)
+        if kind not in _HAVE_IDENTITY:
+            return self.value(value, kind, path)
+        if id(value) in self.done:
+            return self.done[id(value)][1]
+        if id(value) in self.open:
+            self.open[id(value)] = True
+            return value
+        self.open[id(value)] = False
+        if kind in (OBJECT, LIST, DICT):
+            self.contents(value, kind, path)
+        new = self.f(path, value)
+        if self.open.pop(id(value)) and new is not value:
+            raise StructureError(
+                f"recursive_map cannot replace {format_path(path)} ({type(value).__name__}): "
+                "something in it leads back to it, and would keep the old object. Change the "
+                "object in place and return it."
+            )
+        self.done[id(value)] = (value, new)
+        return new
+
+    def contents(self, holder: Any, kind: int, path: Path) -> None:
+        for key, child in children_of(holder):
+            new = self.of(child, (*path, key))
             if new is not child:
-                _put(value, key, new)
-    elif kind in (graph.TUPLE, graph.FOREIGN):
-        how, keys, children = graph.value_children(value)
-        new_children = [
-            _recursive_map(f, child, (*path, key), done)
-            for key, child in zip(keys, children, strict=True)
-        ]
-        if any(a is not b for a, b in zip(children, new_children, strict=True)):
-            value = graph.rebuild_value(how, new_children)
-    elif kind == graph.STATIC and not has_identity:
-        return value
-    new = f(path, value)
-    if has_identity:
-        done[id(value)] = (value, new)
-    return new
+                if kind == OBJECT:
+                    holder._node_set(key, new)
+                else:
+                    holder[key] = new
 
-
-def _put(holder: Any, key: Any, value: Any) -> None:
-    if kind_of(holder) == graph.OBJECT and isinstance(key, str) and not _has_item_access(holder):
-        setattr(holder, key, value)
-    else:
-        holder[key] = value
-
-
-def _has_item_access(holder: Any) -> bool:
-    return hasattr(type(holder), "_node_by_item")
+    def value(self, value: Any, kind: int, path: Path) -> Any:
+        if kind == METHOD and is_graph_method(value):
+            owner = self.of(value.__self__, path)
+            return value if owner is value.__self__ else getattr(owner, value.__name__)
+        if is_value(value):
+            how, keys, children = value_children(value)
+            new = [self.of(child, (*path, key)) for key, child in zip(keys, children, strict=True)]
+            if any(a is not b for a, b in zip(children, new, strict=True)):
+                value = rebuild_value(how, new)
+        elif kind != ARRAY:
+            return value
+        return self.f(path, value)
 
 
 def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> None:
     """Sets metadata on the Variables of an object, in place.
+
+    Args:
+      node: The object.
+      only: A filter for the Variables.
+      **metadata: Names and static values.
+
+    Raises:
+      TraceLevelError: A Variable belongs to another trace level. Nothing is changed.
 
     Example:
       >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

@@ -6,11 +6,28 @@ annotations `nnx.Data[...]` and `nnx.Static[...]` in a class body, say otherwise
 """
 
 import dataclasses
-from collections.abc import Callable
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, dataclass_transform, overload
 
-from nnxlite._core import graph
-from nnxlite._core.graph import ARRAY, AUTO, DATA, HELD_STATIC, STATIC, kind_of
+from nnxlite._core.graph import AUTO, DATA, HELD_STATIC
+from nnxlite._core.kinds import ARRAY, has_data, register_kind
+
+__all__ = [
+    "Data",
+    "Marked",
+    "Static",
+    "class_marks",
+    "data",
+    "dataclass",
+    "has_data",
+    "is_data",
+    "register_data_type",
+    "static",
+    "unmarked",
+]
 
 A = TypeVar("A")
 C = TypeVar("C", bound=type)
@@ -27,11 +44,16 @@ class Marked:
         self.value, self.mark = value, mark
 
 
+def unmarked(value: Any) -> tuple[Any, int]:
+    """Returns a value, and what the user said of it as it was assigned."""
+    return (value.value, value.mark) if type(value) is Marked else (value, AUTO)
+
+
 def data(value: Any = _MISSING, /, **field: Any) -> Any:
     """Marks an attribute as data: numbers in it become leaves, whatever their type.
 
     Args:
-      value: The value to assign. Left out, this is a field of an `nnx.dataclass`.
+      value: The value to assign. Left out, this is a field of a dataclass.
       **field: As for `dataclasses.field`.
 
     Example:
@@ -48,7 +70,7 @@ def static(value: Any = _MISSING, /, **field: Any) -> Any:
     """Marks an attribute as static: part of the GraphDef. Arrays count by identity then.
 
     Args:
-      value: The value to assign. Left out, this is a field of an `nnx.dataclass`.
+      value: The value to assign. Left out, this is a field of a dataclass.
       **field: As for `dataclasses.field`.
 
     Example:
@@ -84,38 +106,64 @@ Data = Annotated[A, _MarkAnnotation(DATA)]
 Static = Annotated[A, _MarkAnnotation(HELD_STATIC)]
 
 
-def annotated_marks(cls: type) -> dict[str, int]:
-    """Returns what the annotations of a class and its bases say."""
+def class_marks(cls: type) -> Mapping[str, int]:
+    """Returns what the annotations and dataclass fields of a class and its bases say."""
     marks: dict[str, int] = {}
-    for base in reversed(cls.__mro__):
-        for name, annotation in _annotations(base).items():
-            mark = _mark_of(annotation)
-            if mark != AUTO:
-                marks[name] = mark
-    return marks
+    for base in reversed(cls.__mro__[1:]):
+        marks.update(vars(base).get("_class_marks") or _own_marks(base))
+    return {**marks, **_own_marks(cls)}
 
 
-def _annotations(cls: type) -> dict[str, Any]:
-    if "__annotations__" in vars(cls):
-        return vars(cls)["__annotations__"]
-    # From Python 3.14 on annotations are made when they are asked for.
-    if "__annotate_func__" in vars(cls) or "__annotate__" in vars(cls):
-        import annotationlib  # type: ignore[import-not-found]
+def _own_marks(cls: type) -> dict[str, int]:
+    marks = {name: _mark_of(note, cls) for name, note in _annotations(cls).items()}
+    for name, value in vars(cls).items():
+        # `dataclasses.dataclass` takes the fields away later, after the class was made.
+        if isinstance(value, dataclasses.Field) and _FIELD_KEY in value.metadata:
+            marks[name] = value.metadata[_FIELD_KEY]
+    return {name: mark for name, mark in marks.items() if mark != AUTO}
 
+
+if sys.version_info >= (3, 14):  # annotations are made when they are asked for
+    import annotationlib
+
+    def _annotations(cls: type) -> dict[str, Any]:
         return annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
-    return {}
+
+else:
+
+    def _annotations(cls: type) -> dict[str, Any]:
+        return vars(cls).get("__annotations__", {})
 
 
-def _mark_of(annotation: Any) -> int:
+def _mark_of(annotation: Any, cls: type) -> int:
     if isinstance(annotation, str):  # `from __future__ import annotations`
-        head = annotation.split("[", 1)[0].rsplit(".", 1)[-1].strip()
-        if "[" in annotation:
-            return {"Data": DATA, "Static": HELD_STATIC}.get(head, AUTO)
-        return AUTO
+        return _mark_of_text(annotation, cls)
     for extra in getattr(annotation, "__metadata__", ()):
         if isinstance(extra, _MarkAnnotation):
             return extra.mark
+    # `Data[int] | None`, but not the arguments of any other type.
+    if _is_union(annotation):
+        marks = [_mark_of(part, cls) for part in typing.get_args(annotation)]
+        return max(marks, default=AUTO)
     return AUTO
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _mark_of_text(annotation: str, cls: type) -> int:
+    name, bracket, _ = annotation.strip().strip("'\"").partition("[")
+    names = name.strip().split(".")
+    if not bracket or names[-1] not in ("Data", "Static"):
+        return AUTO
+    # The name says it, unless it is known to be something else in the module of the class.
+    found: Any = sys.modules.get(cls.__module__)
+    for part in names:
+        found = getattr(found, part, None)
+    if found is not None and found is not Data and found is not Static:
+        return AUTO
+    return DATA if names[-1] == "Data" else HELD_STATIC
 
 
 @overload
@@ -139,14 +187,7 @@ def dataclass(cls: Any = None, /, **options: Any) -> Any:
     """
     if cls is None:
         return lambda cls: dataclass(cls, **options)
-    made = dataclasses.dataclass(cls, **{"eq": False, **options})
-    marks = {
-        field.name: field.metadata[_FIELD_KEY]
-        for field in dataclasses.fields(made)
-        if _FIELD_KEY in field.metadata
-    }
-    made._class_marks = {**made._class_marks, **marks}
-    return made
+    return dataclasses.dataclass(cls, **{"eq": False, **options})
 
 
 def register_data_type(cls: C, /) -> C:
@@ -159,7 +200,7 @@ def register_data_type(cls: C, /) -> C:
       >>> nnx.is_data(Quantized())
       True
     """
-    graph.register_kind(cls, ARRAY)
+    register_kind(cls, ARRAY)
     return cls
 
 
@@ -170,21 +211,5 @@ def is_data(value: Any) -> bool:
       >>> nnx.is_data(jnp.ones(2)), nnx.is_data([1, 2]), nnx.is_data([jnp.ones(2)])
       (True, False, True)
     """
-    kind = value.mark if isinstance(value, Marked) else kind_of(value)
-    if isinstance(value, Marked):
-        return kind == DATA
-    return kind != STATIC and has_data(value)
-
-
-def has_data(value: Any) -> bool:
-    """Tells whether a value is or contains a Variable, an array or an object."""
-    kind = kind_of(value)
-    if kind in (graph.VARIABLE, graph.STATE, graph.OBJECT, ARRAY):
-        return True
-    if kind == graph.LIST:
-        return any(map(has_data, value))
-    if kind == graph.DICT:
-        return any(map(has_data, value.values()))
-    if kind in (graph.TUPLE, graph.FOREIGN):
-        return any(map(has_data, graph.value_children(value)[2]))
-    return kind in (graph.METHOD, graph.PARTIAL) and graph.is_graph_method(value)
+    value, mark = unmarked(value)
+    return has_data(value) if mark == AUTO else mark == DATA

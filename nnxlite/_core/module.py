@@ -1,25 +1,28 @@
 """Pytree, the base of all objects, and Module, the base of models.
 
 An object is a plain Python object: attributes are set and read as usual, and nothing has to be
-declared. The library keeps four things about it in slots, so that `vars(obj)` is the user's:
-structure version, cached plan, trace level and marks. A Module adds scopes around its methods and
-the verbs on attributes.
+declared. The library keeps five things about it in slots, so that `vars(obj)` is the user's:
+structure version, cached plan, flattened form, trace level and marks. A Module adds scopes around
+its methods and the verbs on attributes.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from nnxlite._core import attributes, iterate, render, statics
-from nnxlite._core import capture as recording
+import numpy as np
+
+from nnxlite._core import attributes, iterate, render, sowing, statics
 from nnxlite._core.errors import Path, StaticValueError
 from nnxlite._core.filters import Filter
-from nnxlite._core.graph import ARRAY, OBJECT, STATIC, kind_of, register_kind
-from nnxlite._core.marks import Marked, annotated_marks
+from nnxlite._core.graph import AUTO, DATA, HELD_STATIC, Mark, mark_of
+from nnxlite._core.kinds import ARRAY, OBJECT, STATIC, kind_of, register_kind
+from nnxlite._core.marks import class_marks, unmarked
 from nnxlite._core.pytree import register_object
 from nnxlite._core.scope import wrap_methods
 from nnxlite._core.trace import Level, check_writable, current_level
+from nnxlite._core.treescope_view import treescope_repr
 from nnxlite._core.variable import Perturbation, Variable
-from nnxlite._core.versions import structure_changed
+from nnxlite._core.versions import object_changed
 
 _MISSING: Any = object()
 _BOOKKEEPING = frozenset(("_version", "_plan", "_tree", "_level", "_marks"))
@@ -50,7 +53,7 @@ class Pytree:
     _plan: Any
     _tree: Any
     _level: Level
-    _marks: dict[str, int] | None
+    _marks: dict[Hashable, Mark] | None
     _class_marks: ClassVar[Mapping[str, int]] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -61,12 +64,13 @@ class Pytree:
     def __init_subclass__(cls, *, pytree: bool = True, **kwargs: Any) -> None:
         # `pytree=False` is accepted for flax programs: ours are pytrees in any case.
         super().__init_subclass__(**kwargs)
-        cls._class_marks = annotated_marks(cls)
+        _check_names(cls)
+        cls._class_marks = class_marks(cls)
         register_kind(cls, OBJECT)
         register_object(cls)
 
     @classmethod
-    def _node_new(cls, level: Level, marks: dict[str, int] | None) -> Self:
+    def _node_new(cls, level: Level, marks: dict[Hashable, Mark] | None) -> Self:
         """Makes an object without attributes; `__init__` is not called."""
         self = object.__new__(cls)
         _set(self, "_version", 0)
@@ -77,36 +81,58 @@ class Pytree:
         return self
 
     def _node_items(self) -> dict[Any, Any]:
-        """Returns the live attributes."""
+        """Returns the live attributes, or items of a container."""
         return self.__dict__
+
+    def _node_set(self, key: Hashable, value: Any, mark: int = AUTO) -> None:
+        """Sets an attribute or item, and what was said of it, without a check of the level."""
+        items = self._node_items()
+        old = items.get(key, _MISSING)
+        items[key] = value
+        self._node_changed(key, old, value, mark)
+
+    def _node_changed(self, key: Hashable, old: Any, new: Any, mark: int) -> None:
+        marks = self._marks
+        if marks and any(type(each) is tuple and each[0] == key for each in marks):
+            # Where JAX had put something there is now what the user wants.
+            marks = _without(marks, (key,), bare_only=True)
+            _set(self, "_marks", marks)
+            old = _MISSING
+        if mark != AUTO and (marks or {}).get(key) != mark:
+            _set(self, "_marks", {**(marks or {}), key: mark})
+            object_changed(self)
+        elif self._version and _changes_structure(old, new, mark_of(self, key)):
+            object_changed(self)
+
+    def _node_remove(self, keys: Iterable[Hashable]) -> None:
+        """Takes attributes or items out, without a check of the level."""
+        items = self._node_items()
+        for key in keys:
+            del items[key]
+        if self._marks:
+            _set(self, "_marks", _without(self._marks, keys))
+        object_changed(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _BOOKKEEPING:
-            _set(self, name, value)
-            return
-        mark = None
-        if type(value) is Marked:
-            value, mark = value.value, value.mark
+            raise AttributeError(_reserved(name, type(self)))
+        if name == "__orig_class__":  # `typing` leaves it on what `Net[int]()` makes, if it can
+            raise AttributeError(f"{type(self).__name__} does not keep {name}")
+        value, mark = unmarked(value)
         check_writable(self, f"set attribute {name!r} of {type(self).__name__}")
-        if not self._version:  # in no plan yet
+        if not self._version and mark == AUTO and not self._marks:  # in no plan yet
             _set(self, name, value)
-            if mark is not None:
-                self._marks = {**(self._marks or {}), name: mark}
             return
         old = self.__dict__.get(name, _MISSING)
         _set(self, name, value)
-        if mark is not None and (self._marks or {}).get(name) != mark:
-            self._marks = {**(self._marks or {}), name: mark}
-            structure_changed(self)
-        elif _changes_structure(old, value):
-            structure_changed(self)
+        self._node_changed(name, old, value, mark)
 
     def __delattr__(self, name: str) -> None:
         check_writable(self, f"delete attribute {name!r} of {type(self).__name__}")
-        object.__delattr__(self, name)
-        if self._marks and name in self._marks:
-            self._marks = {key: mark for key, mark in self._marks.items() if key != name}
-        structure_changed(self)
+        if name not in self.__dict__:
+            object.__delattr__(self, name)  # a property, or an error
+            return
+        self._node_remove((name,))
 
     def __getstate__(self) -> Any:
         marks = self._marks
@@ -115,10 +141,12 @@ class Pytree:
     def __setstate__(self, state: Any) -> None:
         items, marks = state if isinstance(state, tuple) else (state, None)
         self.__dict__.update(items)
-        self._marks = marks
+        _set(self, "_marks", marks)
 
     def __repr__(self) -> str:
         return render.text(self)
+
+    __treescope_repr__ = treescope_repr
 
 
 register_kind(Pytree, OBJECT)
@@ -126,21 +154,65 @@ register_object(Pytree)
 Object = Pytree
 
 
-def _changes_structure(old: Any, new: Any) -> bool:
+def _check_names(cls: type) -> None:
+    """Raises for class bodies that would hide attributes from the library."""
+    taken = sorted(_BOOKKEEPING & vars(cls).keys())
+    if taken:
+        raise TypeError(_reserved(taken[0], cls))
+    slots = vars(cls).get("__slots__", ())
+    if slots:
+        raise TypeError(
+            f"{cls.__name__} has __slots__, and attributes in slots are no part of an object graph. "
+            "Leave __slots__ out, or `slots=True` of the dataclass."
+        )
+
+
+def _reserved(name: str, cls: type) -> str:
+    return (
+        f"{name!r} is a name that the library keeps for itself on every object. Give the attribute "
+        f"of {cls.__name__} another name."
+    )
+
+
+def _without(
+    marks: dict[Hashable, Mark], keys: Iterable[Hashable], *, bare_only: bool = False
+) -> dict[Hashable, Mark] | None:
+    """Returns the marks without those of these attributes."""
+    gone = set(keys)
+    kept = {
+        key: mark
+        for key, mark in marks.items()
+        if not (key[0] in gone if type(key) is tuple else key in gone and not bare_only)
+    }
+    return kept or None
+
+
+_NUMBERS = (bool, int, float, complex, np.generic)
+
+
+def _changes_structure(old: Any, new: Any, mark: Mark) -> bool:
     """Tells whether plans that met `old` in an attribute are wrong about `new`."""
     if old is new:
         return False
+    if old is _MISSING:
+        return True
     kind = kind_of(new)
-    if old is _MISSING or kind_of(old) != kind:
+    if mark == DATA and _is_array_or_number(old) and _is_array_or_number(new):
+        return False
+    if kind_of(old) != kind:
         return True
     if kind == ARRAY:
-        return False
+        return mark == HELD_STATIC
     if kind != STATIC:
         return True
     try:
         return statics.static(old) is not statics.static(new)
     except StaticValueError:
         return True  # the next walk raises it, with the path
+
+
+def _is_array_or_number(value: Any) -> bool:
+    return kind_of(value) == ARRAY or isinstance(value, _NUMBERS)
 
 
 class Module(Pytree):
@@ -186,11 +258,9 @@ class Module(Pytree):
         Returns:
           Whether a capture took it.
         """
-        return recording.sow(self, kind, name, value, reduce_fn, init_fn)
+        return sowing.sow(self, kind, name, value, reduce_fn, init_fn)
 
-    def perturb(
-        self, name: str, value: Any, kind: type[Variable] | str = Perturbation
-    ) -> Any:
+    def perturb(self, name: str, value: Any, kind: type[Variable] | str = Perturbation) -> Any:
         """Returns `value`, plus the perturbation of this name that a capture gives.
 
         A capture of `kind` makes zeros for it, and a capture with `init` adds what is given there:
@@ -202,7 +272,7 @@ class Module(Pytree):
           value: Any pytree of arrays.
           kind: The kind of Variable to record the perturbation as.
         """
-        return recording.perturb(self, name, value, kind)
+        return sowing.perturb(self, name, value, kind)
 
     def train(self, **attributes_to_set: Any) -> None:
         """Puts the module and all modules in it into training mode.

@@ -6,39 +6,45 @@ knows when the structure has changed:
 
 - objects and Variables carry versions (`versions.py`); while the process-wide epoch stands
   still, nothing has to be compared at all;
-- plain lists, dicts, sets and foreign pytrees have no version: their elements are compared by
-  identity at each use. A model without them pays nothing.
+- plain lists, dicts, sets, foreign pytrees and static values that hold such have no version: their
+  elements are compared by identity at each use. A model without them pays nothing.
 
 A plan keeps no object alive. It lives on its root object, or in the cache of a transform.
 """
 
+import itertools
 import operator
+import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from nnxlite._core import graph
-from nnxlite._core.errors import TraceLevelError, format_path
-from nnxlite._core.graph import (
+from nnxlite._core import statics
+from nnxlite._core.errors import StaticValueError, TraceLevelError, format_path
+from nnxlite._core.graph import HELD_STATIC, Flat, Place, flatten, mark_of
+from nnxlite._core.graphdef import ARRAY_LEAF, GraphDef
+from nnxlite._core.kinds import (
     ARRAY,
-    ARRAY_LEAF,
     DICT,
     LIST,
+    METHOD,
     OBJECT,
     SET,
     STATE,
     STATIC,
+    TUPLE,
     VARIABLE,
-    Flat,
-    GraphDef,
-    Place,
-    flatten,
+    is_graph_method,
+    is_value,
     kind_of,
+    rebuild_value,
+    value_children,
 )
 from nnxlite._core.trace import EAGER, FOREIGN_READS, Level, current_level, record_foreign_read
 from nnxlite._core.versions import EPOCH
 
 _HAS_IDENTITY = (OBJECT, VARIABLE, STATE)
+_set = object.__setattr__
 
 
 class ArraySlot:
@@ -64,21 +70,15 @@ class ArraySlot:
 
     @property
     def _level(self) -> Level:
-        return getattr(self.holder(), "_level", EAGER)
-
-    @_level.setter
-    def _level(self, level: Level) -> None:
-        self.holder()._level = level  # type: ignore[union-attr]
+        return self.holder()._level  # type: ignore[union-attr]
 
 
-def follow(holder: Any, attribute: Any, steps: Iterable[Any]) -> Any:
+def follow(holder: Any, attribute: Hashable, steps: Iterable[Any]) -> Any:
     """Returns what hangs at a place."""
     value = holder._node_items()[attribute]
     for step in steps:
-        if type(value) in (list, dict) or isinstance(value, tuple):
-            value = value[step]
-        else:
-            value = graph.value_children(value)[2][step]
+        kind = kind_of(value)
+        value = value[step] if kind in (LIST, DICT, TUPLE) else value_children(value)[2][step]
     return value
 
 
@@ -90,9 +90,9 @@ def _replaced(value: Any, steps: tuple[Any, ...], new: Any) -> Any:
     if type(value) in (list, dict):
         value[step] = _replaced(value[step], rest, new)
         return value
-    how, _, children = graph.value_children(value)
+    how, _, children = value_children(value)
     children[step] = _replaced(children[step], rest, new)
-    return graph.rebuild_value(how, children)
+    return rebuild_value(how, children)
 
 
 class _Constant:
@@ -108,9 +108,9 @@ class _Constant:
 
 
 class _Watch:
-    """Tells whether a mutable container still holds the very same elements."""
+    """Tells whether something mutable still holds the very same elements."""
 
-    __slots__ = ("attribute", "checks", "cls", "holder", "how", "keys", "refs", "steps")
+    __slots__ = ("attribute", "checks", "cls", "holder", "how", "keys", "nones", "refs", "steps")
 
     def __init__(self, place: Place, value: Any) -> None:
         self.holder = weakref.ref(place.holder)
@@ -124,8 +124,12 @@ class _Watch:
                 _Constant(child) if kind == STATIC else weakref.ref(child)
                 for kind, child in zip(kinds, children, strict=True)
             ]
+            self.nones = _count_nones(children)
         else:
-            self.checks = [_check(kind, child) for kind, child in zip(kinds, children, strict=True)]
+            fixed = mark_of(place.holder, place.attribute) == HELD_STATIC
+            self.checks = [
+                _check(kind, child, fixed) for kind, child in zip(kinds, children, strict=True)
+            ]
 
     def unchanged(self) -> bool:
         value = follow(self.holder(), self.attribute, self.steps)
@@ -137,8 +141,11 @@ class _Watch:
         if self.cls is dict and not all(map(operator.is_, keys, self.keys)):
             return False
         if self.refs is not None:
-            return len(children) == len(self.refs) and all(
-                map(operator.is_, children, [ref() for ref in self.refs])
+            # A dead reference gives None, which may stand where the dead object did.
+            return (
+                len(children) == len(self.refs)
+                and all(map(operator.is_, children, [ref() for ref in self.refs]))
+                and _count_nones(children) == self.nones
             )
         checks: list[Callable[[Any], bool]] = self.checks  # type: ignore[assignment]
         return len(children) == len(checks) and all(
@@ -146,29 +153,46 @@ class _Watch:
         )
 
 
+def _count_nones(values: Sequence[Any]) -> int:
+    return sum(map(operator.is_, values, itertools.repeat(None)))
+
+
 def _elements(value: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-    if type(value) is list:
+    """Returns how the value is made, its keys, and its elements."""
+    kind = kind_of(value)
+    if kind == LIST:
         return list, (), value
-    if type(value) is dict:
+    if kind == DICT:
         return dict, tuple(value), tuple(value.values())
-    if type(value) is set:
-        return frozenset(value), (), ()
-    return graph.value_children(value)
+    if kind == SET:
+        return set, (), tuple(value)  # in an order that only a change of the set changes
+    if is_value(value):
+        return value_children(value)
+    try:
+        return statics.static(value), (), ()
+    except StaticValueError:
+        return None, (), ()
 
 
-def _check(kind: int, child: Any) -> Callable[[Any], bool]:
-    if kind == ARRAY:
+def _check(kind: int, child: Any, fixed: bool) -> Callable[[Any], bool]:
+    """Returns what tells whether an element is still as it was; `fixed` arrays are static."""
+    if kind == ARRAY and not fixed:
         return lambda now: kind_of(now) == ARRAY
     if kind in _HAS_IDENTITY:
         ref = weakref.ref(child)
-        return lambda now: ref() is now
-    if kind == STATIC:
-        return lambda now: now is child
-    # Containers below have a watch of their own; here only sharing could change.
+        return lambda now: now is not None and now is ref()
+    if kind == METHOD and is_graph_method(child):
+        owner, function = weakref.ref(child.__self__), child.__func__
+        return lambda now: (
+            type(now) is types.MethodType and now.__self__ is owner() and now.__func__ is function
+        )
+    # What is mutable has a watch of its own; here only sharing could change.
     cls, number = type(child), id(child)
     if kind in (LIST, DICT, SET):
         return lambda now: id(now) == number and type(now) is cls
-    return lambda now: type(now) is cls
+    if is_value(child):
+        return lambda now: type(now) is cls
+    return lambda now: now is child
 
 
 class Validity:
@@ -177,10 +201,13 @@ class Validity:
     __slots__ = ("__weakref__", "epoch", "versioned", "versions", "watches")
 
     def __init__(
-        self, versioned: list[Callable[[], Any]], watched: list[tuple[Place, Any]], epoch: int
+        self,
+        versioned: list[Callable[[], Any]],
+        versions: list[int],
+        watched: list[tuple[Place, Any]],
+        epoch: int,
     ) -> None:
-        self.versioned = versioned
-        self.versions = [ref()._version for ref in versioned]
+        self.versioned, self.versions = versioned, versions
         self.watches = [_Watch(place, value) for place, value in watched]
         self.epoch = epoch
 
@@ -222,7 +249,7 @@ class Plan(Validity):
         versioned += [
             handle for handle, place in zip(self.handles, flat.places, strict=True) if place is None
         ]
-        super().__init__(versioned, flat.watched, epoch)
+        super().__init__(versioned, [*flat.node_versions, *flat.leaf_versions], flat.watched, epoch)
         self.eager = self._settle_levels()
         # Containers and values that are roots themselves hang on nothing else.
         self.keep = None if _all_have_identity(flat) else flat.roots
@@ -252,7 +279,12 @@ class Plan(Validity):
         return [handle()._value for handle in self.handles]
 
     def check_writable(self, numbers: Iterable[int], what: str) -> None:
-        """Raises `TraceLevelError` if one of these leaves belongs to another trace level."""
+        """Raises `TraceLevelError` if one of these leaves belongs to another trace level.
+
+        Args:
+          numbers: The leaves.
+          what: What is to be done to them, such as "update".
+        """
         level = current_level()
         if self.eager and level is EAGER:
             return
@@ -264,8 +296,8 @@ class Plan(Validity):
                 kind = self.graphdef.leaves[number]
                 name = "array" if kind is ARRAY_LEAF else kind[0].__name__
                 raise TraceLevelError(
-                    f"{what} changed {format_path(self.graphdef.paths[number])} ({name}), which was "
-                    "created at another trace level than the one that runs now: the new value would "
+                    f"Cannot {what} {format_path(self.graphdef.paths[number])} ({name}): it was "
+                    "created at another trace level than the one that runs now, so the write would "
                     "leak a tracer or be lost. Pass the object as an argument of every nnxlite "
                     "transform in between, or merge a copy inside the function and return it."
                 )
@@ -293,5 +325,6 @@ def plan_of(root: Any) -> Plan:
         return make_plan((root,))[0]
     plan = root._plan
     if plan is None or not plan.is_current():
-        plan = root._plan = make_plan((root,))[0]
+        plan = make_plan((root,))[0]
+        _set(root, "_plan", plan)
     return plan

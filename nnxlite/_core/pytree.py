@@ -10,7 +10,6 @@ Both directions run while JAX holds placeholders instead of arrays: nothing here
 calls hooks or `__init__`, or looks at a value.
 """
 
-import threading
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -19,51 +18,53 @@ import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from nnxlite._core.build import assemble
-from nnxlite._core.graph import (
-    ARRAY,
+from nnxlite._core.graph import Bare, Place
+from nnxlite._core.graphdef import (
     ARRAY_LEAF,
-    BARE,
     FILL_LEAF,
     FILL_METHOD,
     FILL_NODE,
+    FILL_STATIC,
     FILL_VALUE,
-    STATE,
-    VARIABLE,
-    Place,
+    Record,
     Skeleton,
     Slot,
-    kind_of,
     thaw_key,
 )
+from nnxlite._core.intern import InternTable
+from nnxlite._core.kinds import ARRAY, STATE, VARIABLE, Foreign, kind_of
 from nnxlite._core.plan import Validity, follow, plan_of
 from nnxlite._core.trace import FLATTENING, OPAQUE, Opaque, current_level
 from nnxlite._core.versions import EPOCH
 
-_LOCK = threading.Lock()
-_ENTRIES: "weakref.WeakValueDictionary[Any, Entries]" = weakref.WeakValueDictionary()
+_set = object.__setattr__
 
 
 class Entries:
     """The key entries of one level; interned, compared by identity."""
 
-    __slots__ = ("__weakref__", "entries")
+    __slots__ = ("__weakref__", "key")
 
-    entries: tuple[Any, ...]
+    key: tuple[Any, ...]
 
-    def __new__(cls, entries: tuple[Any, ...]) -> "Entries":
-        with _LOCK:
-            found = _ENTRIES.get(entries)
-            if found is None:
-                found = object.__new__(cls)
-                found.entries = entries
-                _ENTRIES[entries] = found
-            return found
+    @staticmethod
+    def of(key: tuple[Any, ...]) -> "Entries":
+        """Returns the one `Entries` with these key entries."""
+        found = _ENTRIES.get(key)
+        if found is None:
+            new = Entries()
+            new.key = key
+            found = _ENTRIES.add(new)
+        return found
 
     def __reduce__(self) -> Any:
-        return Entries, (self.entries,)
+        return Entries.of, (self.key,)
 
     def __repr__(self) -> str:
-        return f"<{len(self.entries)} children>"
+        return f"<{len(self.key)} children>"
+
+
+_ENTRIES: InternTable[Entries] = InternTable()
 
 
 class Level:
@@ -77,7 +78,7 @@ class Level:
 
 jax.tree_util.register_pytree_with_keys(
     Level,
-    lambda level: (zip(level.entries.entries, level.children, strict=True), level.entries),
+    lambda level: (zip(level.entries.key, level.children, strict=True), level.entries),
     lambda entries, children: Level(entries, list(children)),
     lambda level: (level.children, level.entries),
 )
@@ -109,36 +110,35 @@ class _LayoutWalk:
         record = self.skeleton.records[number]
         return self.level(record.cls, record.slots)
 
-    def level(self, cls: Any, slots: tuple[Slot, ...]) -> Layout:
+    def level(self, how: Any, slots: tuple[Slot, ...]) -> Layout:
         entries, children = [], []
-        for key, how, payload in slots:
+        for index, (key, fill, payload) in enumerate(slots):
             child: Any = None
-            if how == FILL_LEAF:
+            if fill == FILL_LEAF:
                 if payload not in self.seen_leaves:
                     self.seen_leaves.add(payload)
                     child = payload
-            elif how == FILL_VALUE:
+            elif fill == FILL_VALUE:
                 child = self.level(payload[0], payload[1])
-            elif how in (FILL_NODE, FILL_METHOD):
-                number = payload if how == FILL_NODE else payload[0]
+            elif fill in (FILL_NODE, FILL_METHOD):
+                number = payload if fill == FILL_NODE else payload[0]
                 if number not in self.seen_nodes:
                     child = self.node(number)
             if child is not None and (type(child) is int or child[1]):
-                entries.append(_entry(cls, thaw_key(key)))
+                entries.append(_entry(how, index, thaw_key(key)))
                 children.append(child)
-        return Entries(tuple(entries)), children
+        return Entries.of(tuple(entries)), children
 
 
-def _entry(cls: Any, key: Hashable) -> Any:
-    style = getattr(cls, "_key_entry", None)
-    if style is None:
-        if cls is dict:
-            style = DictKey
-        elif isinstance(key, int):
-            style = SequenceKey
-        else:
-            style = GetAttrKey
-    return style(key)
+def _entry(how: Any, index: int, key: Hashable) -> Any:
+    """Returns JAX's key entry for a child of a node or value."""
+    if type(how) is Foreign:
+        return how.entries[index]
+    if how is dict:
+        return DictKey(key)
+    if isinstance(key, int):
+        return getattr(how, "_int_entry", SequenceKey)(key)
+    return GetAttrKey(key)
 
 
 def _children(layout: Layout, leaves: Sequence[Any]) -> list[Any]:
@@ -158,139 +158,165 @@ def _spread(layout: Layout, children: Iterable[Any], leaves: list[Any]) -> None:
             _spread(place, below, leaves)
 
 
-class TreeCache(Validity):
-    """The flattened form of one object, kept on it until its structure changes."""
+class Flattened(Validity):
+    """The flattened form of one object, good until its structure changes.
 
-    __slots__ = ("children", "has_arrays", "layout", "skeleton")
+    It is kept on the object, and keeps the Variables that it met alive as the object itself does;
+    one that is taken out of a part of the object may live until the object is flattened again. A
+    form that holds bare arrays is not kept, as they change without a change of structure.
+    """
+
+    __slots__ = ("children", "entries", "skeleton")
 
     def __init__(
-        self, skeleton: Skeleton, leaves: list[Any], has_arrays: bool, validity: Validity
+        self,
+        skeleton: Skeleton,
+        leaves: list[Any],
+        versioned: list[Any],
+        versions: list[int],
+        watched: list[tuple[Place, Any]],
+        epoch: int,
     ) -> None:
-        self.versioned, self.versions = validity.versioned, validity.versions
-        self.watches, self.epoch = validity.watches, validity.epoch
-        self.skeleton, self.layout = skeleton, layout_of(skeleton)
-        self.has_arrays = has_arrays
-        self.children = _children(self.layout, leaves)
+        super().__init__(versioned, versions, watched, epoch)
+        layout = layout_of(skeleton)
+        self.skeleton = skeleton
+        self.entries, self.children = layout[0].key, _children(layout, leaves)
 
 
-def _cache_of(root: Any) -> TreeCache:
-    cache = root._tree
-    if cache is None or cache.has_arrays or not cache.is_current():
-        plan = plan_of(root)
-        kinds = plan.graphdef.leaves
-        leaves = [
-            handle()._value if kind is ARRAY_LEAF else handle()
-            for handle, kind in zip(plan.handles, kinds, strict=True)
-        ]
-        cache = TreeCache(plan.graphdef.skeleton, leaves, ARRAY_LEAF in kinds, plan)
-        root._tree = cache
-    return cache
+def _flattened(root: Any) -> tuple[tuple[Any, ...], list[Any], Skeleton]:
+    """Returns key entries, children and skeleton of an object."""
+    kept = root._tree
+    if kept is not None and kept.is_current():
+        return kept.entries, kept.children, kept.skeleton
+    plan = plan_of(root)
+    kinds, skeleton = plan.graphdef.leaves, plan.graphdef.skeleton
+    leaves = [
+        handle()._value if kind is ARRAY_LEAF else handle()
+        for handle, kind in zip(plan.handles, kinds, strict=True)
+    ]
+    if ARRAY_LEAF in kinds:
+        _set(root, "_tree", None)
+        layout = layout_of(skeleton)
+        return layout[0].key, _children(layout, leaves), skeleton
+    kept = Flattened(skeleton, leaves, plan.versioned, plan.versions, [], plan.epoch)
+    kept.watches = plan.watches
+    _set(root, "_tree", kept)
+    return kept.entries, kept.children, skeleton
 
 
 def _flatten(root: Any) -> tuple[Iterable[Any], Any]:
     if FLATTENING.opaque:
         return (Opaque(root),), OPAQUE
-    cache = _cache_of(root)
-    return cache.children, cache.skeleton
+    _, children, skeleton = _flattened(root)
+    return children, skeleton
 
 
 def _flatten_with_keys(root: Any) -> tuple[Iterable[Any], Any]:
     if FLATTENING.opaque:
         return ((GetAttrKey("node"), Opaque(root)),), OPAQUE
-    cache = _cache_of(root)
-    return list(zip(cache.layout[0].entries, cache.children, strict=True)), cache.skeleton
+    entries, children, skeleton = _flattened(root)
+    return list(zip(entries, children, strict=True)), skeleton
 
 
 def _unflatten(skeleton: Any, children: Iterable[Any]) -> Any:
     if skeleton is OPAQUE:
         (child,) = children
         return child.node if type(child) is Opaque else child
-    level = current_level()
-    epoch = EPOCH.now
+    level, epoch = current_level(), EPOCH.now
     leaves: list[Any] = [None] * skeleton.num_leaves
     _spread(layout_of(skeleton), children, leaves)
     nodes: list[Any] = [None] * len(skeleton.records)
     (root,) = assemble(skeleton, nodes, leaves, level)
-    has_arrays, bare = False, []
-    for number, leaf in enumerate(leaves):
-        kind = kind_of(leaf)
-        if kind == VARIABLE or kind == STATE:
-            if leaf._level is None:
-                leaf._level = level
-        elif kind == ARRAY:
-            has_arrays = True
-        else:
-            has_arrays = True
-            bare.append(number)
+    kinds = [kind_of(leaf) for leaf in leaves]
+    for kind, leaf in zip(kinds, leaves, strict=True):
+        if kind == VARIABLE and leaf._level is None:
+            leaf._level = level
+    bare = {n: Bare() for n, kind in enumerate(kinds) if kind not in (VARIABLE, STATE, ARRAY)}
     if bare:
-        _mark_bare(skeleton, nodes, set(bare))
+        _mark_bare(skeleton, nodes, bare)
+    if bare or ARRAY in kinds:
+        return root
     # JAX flattens what it just unflattened, in each trace: keep the work.
     objects = [node for node in nodes if type(node) not in (list, dict)]
     for node in objects:
-        node._version = 1
+        _set(node, "_version", 1)
+    watched = []
+    for number, attribute, steps in _spots_of(skeleton).watched:
+        place = Place(nodes[number], attribute, steps)
+        watched.append((place, follow(*place)))
     versioned = [weakref.ref(node) for node in objects]
-    watched = [
-        (place, follow(*place))
-        for place in (
-            Place(nodes[number], attribute, steps)
-            for number, attribute, steps in _watch_spots(skeleton)
-        )
-    ]
-    validity = Validity(versioned, watched, epoch)
-    root._tree = TreeCache(skeleton, leaves, has_arrays and not bare, validity)
+    _set(
+        root,
+        "_tree",
+        Flattened(skeleton, leaves, versioned, [1] * len(objects), watched, epoch),
+    )
     return root
 
 
-def _mark_bare(skeleton: Skeleton, nodes: list[Any], bare: set[int]) -> None:
+def _mark_bare(skeleton: Skeleton, nodes: list[Any], bare: dict[int, Bare]) -> None:
     """Notes where JAX put something that is no data by its type, so that it flattens as before."""
-    for node, record in zip(nodes, skeleton.records, strict=True):
-        if record.cls in (list, dict):
-            continue
-        for key, how, payload in record.slots:
-            if how == FILL_LEAF and payload in bare:
-                node._marks = {**(node._marks or {}), key: BARE}
+    for number, attribute, steps, leaf in _spots_of(skeleton).leaves:
+        if leaf in bare:
+            node = nodes[number]
+            marks = {**(node._marks or {}), (attribute, *steps): bare[leaf]}
+            _set(node, "_marks", marks)
 
 
-def _watch_spots(skeleton: Skeleton) -> list[tuple[int, Any, tuple[Any, ...]]]:
-    """Lists where mutable containers hang: object number, attribute, steps; as `flatten` finds them."""
+class _Spots:
+    """Where things hang below the root of a skeleton: object number, attribute, steps.
+
+    Attributes:
+      watched: Of what is mutable and has no version, as `flatten` finds it.
+      leaves: Of each leaf, wherever it is, with its number.
+    """
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        self.records = skeleton.records
+        self.seen: set[int] = set()
+        self.watched: list[tuple[int, Hashable, tuple[Any, ...]]] = []
+        self.leaves: list[tuple[int, Hashable, tuple[Any, ...], int]] = []
+        for slot in skeleton.roots:
+            self.visit(slot, 0, None, ())
+
+    def visit(self, slot: Slot, number: int, attribute: Hashable, steps: tuple[Any, ...]) -> None:
+        _, fill, payload = slot
+        spot = (number, attribute, steps)
+        if fill == FILL_LEAF:
+            self.leaves.append((*spot, payload))
+        elif fill == FILL_STATIC:
+            if payload._mutable:
+                self.watched.append(spot)
+        elif fill == FILL_VALUE:
+            if steps or not issubclass(_class_of(payload[0]), tuple):
+                self.watched.append(spot)
+            for index, child in enumerate(payload[1]):
+                self.visit(child, number, attribute, (*steps, index))
+        else:
+            node = payload if fill == FILL_NODE else payload[0]
+            if node not in self.seen:
+                self.seen.add(node)
+                self.node(node, self.records[node], spot)
+
+    def node(self, node: int, record: Record, spot: tuple[int, Hashable, tuple[Any, ...]]) -> None:
+        if record.cls not in (list, dict):
+            for slot in record.slots:
+                self.visit(slot, node, slot[0], ())
+            return
+        self.watched.append(spot)
+        number, attribute, steps = spot
+        for slot in record.slots:
+            self.visit(slot, number, attribute, (*steps, thaw_key(slot[0])))
+
+
+def _class_of(how: Any) -> type:
+    return how if isinstance(how, type) else type(how)
+
+
+def _spots_of(skeleton: Skeleton) -> _Spots:
     found = skeleton.cache.get("spots")
     if found is None:
-        found = []
-        seen: set[int] = set()
-        for number, record in enumerate(skeleton.records):
-            if record.cls not in (list, dict):
-                for slot in record.slots:
-                    _spots_below(skeleton, slot, number, slot[0], (), seen, found)
-        skeleton.cache["spots"] = found
+        found = skeleton.cache["spots"] = _Spots(skeleton)
     return found
-
-
-def _spots_below(
-    skeleton: Skeleton,
-    slot: Slot,
-    holder: int,
-    attribute: Any,
-    steps: tuple[Any, ...],
-    seen: set[int],
-    found: list[Any],
-) -> None:
-    _, how, payload = slot
-    if how == FILL_VALUE:
-        kind, slots = payload
-        if steps or not (isinstance(kind, type) and issubclass(kind, tuple)):
-            found.append((holder, attribute, steps))
-        for index, child in enumerate(slots):
-            _spots_below(skeleton, child, holder, attribute, (*steps, index), seen, found)
-    elif how == FILL_NODE and payload not in seen:
-        record = skeleton.records[payload]
-        if record.cls in (list, dict):
-            seen.add(payload)
-            found.append((holder, attribute, steps))
-            for child in record.slots:
-                inner = (*steps, thaw_key(child[0]))
-                _spots_below(skeleton, child, holder, attribute, inner, seen, found)
-    elif how == 0 and type(payload.value) is set:
-        found.append((holder, attribute, steps))
 
 
 def register_object(cls: type) -> None:

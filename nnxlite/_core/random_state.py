@@ -241,7 +241,7 @@ def with_rngs(
     chosen = to_predicate(only)
 
     def copied(tree: Any) -> Any:
-        tree = iterate.map(lambda path, leaf: leaf, tree)  # new objects around the same Variables
+        tree = iterate.around_same_leaves(tree)
         for path, stream in list(_streams(tree)):
             if chosen(path, stream):
                 new = _apply_rule(path, stream, rules)

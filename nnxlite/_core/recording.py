@@ -1,120 +1,44 @@
 """Recorders: where sown values and perturbations go while a capture runs.
 
-A `Recorder` belongs to one capture and to one trace level. Records are kept by the identity of the
-object that made them; paths come at the end, from the root of the capture. A transform of this
-library hands a recorder on: inside, a fresh one at the level of the clones takes its place, and what
-that one recorded comes out with the results (see `extras.py`). A plain JAX transform in between
-cannot do so: a record made under it has another level, which is an error.
+A `Recorder` belongs to one capture and to one trace level. It knows objects by labels (see
+`records.py`), which are the same each time a program runs, so perturbations captured in one run
+find their objects in the next.
+
+A transform of this library hands a recorder on (see `extras.py`). Inside, a fresh one at the level
+of the clones takes its place; what that one recorded comes out with the results, in labels that
+mean something outside as well, whichever cached trace ran. A plain JAX transform in between cannot
+do so: a record made under it has another level, which is an error.
 """
 
-import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from nnxlite._core.errors import TraceLevelError
+from nnxlite._core.errors import Path, TraceLevelError, format_path
 from nnxlite._core.extras import TRAVELLING, Nodes, travelling
-from nnxlite._core.trace import current_level
-from nnxlite._core.variable import Perturbation, Variable
-
-Reduce = Callable[[Any, Any], Any]
-
-
-def append(records: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-    """The default way to keep records: all of them, in order."""
-    return (*records, value)
-
-
-class Record(NamedTuple):
-    """What one object recorded under one kind and name.
-
-    Attributes:
-      value: A tuple of the values by default; with a `reduce_fn`, what it made of them.
-      reduce: How records are joined.
-    """
-
-    value: Any
-    reduce: Reduce
-
-
-class Key(NamedTuple):
-    """Which record: the kind, and the name below the object."""
-
-    kind: type[Variable]
-    name: Hashable
-
-
-class Stranger:
-    """Stands for an object made inside a transform, which is gone; it keeps the class name."""
-
-    __slots__ = ("class_name",)
-
-    def __init__(self, class_name: str) -> None:
-        self.class_name = class_name
-
-
-class _Identity:
-    """A weak reference that compares and hashes by the identity of its object."""
-
-    __slots__ = ("number", "ref")
-
-    def __init__(self, value: Any) -> None:
-        self.ref, self.number = weakref.ref(value), id(value)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Identity and self.ref() is other.ref() is not None
-
-    def __hash__(self) -> int:
-        return self.number
-
-
-class Wanted(NamedTuple):
-    """What a capture asks for; static, so it is part of every cache key.
-
-    Attributes:
-      kinds: The kinds of Variables to record.
-      has_init: Whether perturbations have initial values.
-      outputs: The kind under which method outputs are recorded, or None.
-      filter: Which methods these are.
-      perturb_outputs: Whether recorded outputs and perturbed values are perturbed, each under a
-        number of its own, and recorded beside it.
-    """
-
-    kinds: tuple[type[Variable], ...]
-    has_init: bool = False
-    outputs: type[Variable] | None = None
-    filter: Hashable = None
-    each_perturbed: bool = False
-
-    def place_of(self, kind: type[Variable]) -> type[Variable] | None:
-        """Returns the nearest of the kinds asked for, under which records of `kind` come out.
-
-        A subclass counts as its base, but a perturbation is asked for by that name only: its
-        value, zeros, is no intermediate value of the model.
-        """
-        for base in kind.__mro__:
-            if base in self.kinds:
-                return base
-            if base is Perturbation:
-                return None
-        return None
-
-
-class Bundle:
-    """Arrays by static keys: a pytree node whose structure is the keys."""
-
-    __slots__ = ("keys", "values")
-
-    def __init__(self, keys: tuple[Any, ...], values: Any) -> None:
-        self.keys, self.values = keys, list(values)
-
-
-jax.tree_util.register_pytree_node(
-    Bundle, lambda b: (b.values, b.keys), lambda keys, values: Bundle(keys, values)
+from nnxlite._core.graph import flatten
+from nnxlite._core.graphdef import node_paths
+from nnxlite._core.kinds import OBJECT, kind_of
+from nnxlite._core.records import (
+    OUTPUT_REDUCTIONS,
+    Below,
+    Bundle,
+    ById,
+    Given,
+    Key,
+    Label,
+    Outcome,
+    Record,
+    Reduce,
+    Stranger,
+    Wanted,
 )
+from nnxlite._core.scope import OUTPUTS
+from nnxlite._core.trace import current_level
+from nnxlite._core.variable import Variable
 
 
 class Recorder:
@@ -122,67 +46,115 @@ class Recorder:
 
     Args:
       wanted: What to record.
-      init: Initial values of perturbations, by object identity and name.
+      init: Initial values of perturbations, by label and name.
       learning: Only note which perturbations are met, and record nothing.
+      inner: Whether it stands in for another one inside a transform; then values wait to be joined.
     """
 
     def __init__(
         self,
         wanted: Wanted,
-        init: Mapping[int, tuple[Any, dict[Hashable, Any]]],
+        init: Mapping[Label, Mapping[str, Any]] | None = None,
+        *,
         learning: bool = False,
+        inner: bool = False,
     ) -> None:
-        self.wanted, self.init, self.learning = wanted, init, learning
+        self.wanted, self.learning, self.inner = wanted, learning, inner
+        self.init: dict[Label, dict[str, Any]] = {k: dict(v) for k, v in (init or {}).items()}
         self.level = current_level()
-        self.records: dict[int, tuple[Any, dict[Key, Record]]] = {}
-        self.met: dict[tuple[int, Hashable], Any] = {}
-        self.taken: set[tuple[int, Hashable]] = set()
+        self.records: dict[Label, dict[Key, Record]] = {}
+        self.met: dict[Label, dict[str, None]] = {}
         self.skipped: dict[str, None] = {}
-        self._input_names: list[tuple[int, Hashable]] = []
+        self.paths: dict[Label, Path] = {}
+        # Objects are held, so that no other can get their identity.
+        self.owners: dict[int, tuple[Any, Label]] = {}
+        self.strangers: list[tuple[Stranger, Any]] = []
+        self._counts: dict[str, int] = {}
+
+    # Labels.
+
+    def know(self, owner: Any, label: Label) -> None:
+        """Gives an object a label."""
+        self.owners.setdefault(id(owner), (owner, label))
+
+    def label(self, owner: Any) -> Label:
+        """Returns the label of an object; one that is met for the first time is a stranger."""
+        found = self.owners.get(id(owner))
+        if found is None:
+            found = owner, self._new_stranger(type(owner).__name__, owner)
+            self.owners[id(owner)] = found
+        return found[1]
+
+    def _new_stranger(self, class_name: str, owner: Any = None) -> Stranger:
+        number = self._counts.get(class_name, 0)
+        self._counts[class_name] = number + 1
+        label = Stranger(class_name, number)
+        self.strangers.append((label, owner))
+        return label
+
+    def path_of(self, owner: Any) -> Path:
+        """Returns the path of an object from the root; that of a stranger is its class name."""
+        _, label = self.owners.get(id(owner), (None, None))
+        if type(label) is tuple:
+            return label
+        return self.paths.get(label, (type(owner).__name__,))  # type: ignore[arg-type]
+
+    def describe(self, owner: Any) -> str:
+        """Writes which object it is, for messages."""
+        _, label = self.owners.get(id(owner), (None, None))
+        name = type(owner).__name__
+        return f"{format_path(label)} ({name})" if type(label) is tuple else name
+
+    # Records.
 
     def wants(self, kind: type[Variable]) -> bool:
         """Tells whether records of this kind are taken."""
         return self.wanted.place_of(kind) is not None
 
-    def add(self, owner: Any, key: Key, value: Any, reduce: Reduce, init: Callable[[], Any]) -> None:
+    def add(
+        self,
+        owner: Any,
+        kind: type[Variable],
+        name: str,
+        value: Any,
+        reduce: Reduce,
+        init: Callable[[], Any],
+    ) -> None:
         """Records one value."""
+        label = self.label(owner)
         if self.learning:
             return
-        _, records = self.records.setdefault(id(owner), (owner, {}))
-        before = records[key].value if key in records else init()
-        records[key] = Record(reduce(before, value), reduce)
-
-    def put(self, owner: Any, key: Key, record: Record) -> None:
-        """Takes a record that was made inside a transform."""
-        _, records = self.records.setdefault(id(owner), (owner, {}))
+        key = Key(self.wanted.place_of(kind) or kind, name)
+        records = self.records.setdefault(label, {})
         if key not in records:
-            records[key] = record
-        elif record.reduce is append:
-            records[key] = Record((*records[key].value, *record.value), append)
-        elif record.reduce is same:
-            records[key] = Record(same(records[key].value, record.value), same)
-        else:
-            joined = record.reduce(records[key].value, record.value)
-            records[key] = Record(joined, record.reduce)
+            records[key] = Record(kind, reduce, init(), ())
+        self._more(records, key, (value,))
 
-    def names(self) -> set[tuple[int, Hashable]]:
-        """Returns the names in use, by object identity."""
-        here = {
-            (number, key.name) for number, (_, keys) in self.records.items() for key in keys
-        }
-        return here | self.taken | set(self.met)
+    def _more(self, records: dict[Key, Record], key: Key, values: Sequence[Any]) -> None:
+        record = records[key]
+        records[key] = record.with_more(values) if self.inner else record.joined_to(values)
 
-    def free_name(self, owner: Any, name: Hashable) -> Hashable:
-        """Returns `name`, numbered if the object has used it: `h`, `h#1`, `h#2`."""
-        used, free, number = self.names(), name, 0
-        while (id(owner), free) in used:
+    def meet(self, owner: Any, name: str) -> str:
+        """Notes that an object perturbs a value, and returns the name it goes by.
+
+        Where each value has a name of its own, a name that the object has used is numbered: `h`,
+        `h#1`, `h#2`.
+        """
+        used = self.met.setdefault(self.label(owner), {})
+        free, number = name, 0
+        while self.wanted.each and free in used:
             number += 1
             free = f"{name}#{number}"
+        used[free] = None
         return free
+
+    def at_its_level(self) -> bool:
+        """Tells whether the running trace is the recorder's."""
+        return self.level == current_level()
 
     def check_level(self, what: Callable[[], str]) -> None:
         """Raises if the running trace is another than the recorder's."""
-        if self.level != current_level():
+        if not self.at_its_level():
             raise TraceLevelError(
                 f"{what()} happens under a plain JAX transform that stands between the capture and "
                 "the module, and JAX gives no way to hand the value out. Use the transform of "
@@ -190,105 +162,213 @@ class Recorder:
                 "inside of it and return the captured State."
             )
 
-    # As an Extras.
+    # As an Extras: outside of a transform.
 
     def key(self) -> Hashable:
         return self.wanted, self.learning
 
     def inputs(self, nodes: Nodes) -> Bundle:
-        numbers = {id(node()): n for n, node in enumerate(nodes) if node() is not None}
-        taken = sorted(
-            (numbers[owner], name) for owner, name in self.names() if owner in numbers
-        ) if self.wanted.each_perturbed else ()
-        keys: list[Any] = [tuple(taken)]
-        values: list[Any] = []
-        self._input_names = [(n, name) for n, (_, named) in self.init.items() for name in named]
-        for number, (owner, named) in self.init.items():
-            where = ("node", numbers[number]) if number in numbers else ("object", _Identity(owner))
-            for name, value in named.items():
-                keys.append((where, name))
-                values.append(value)
-        return Bundle(tuple(keys), values)
+        numbers = {id(owner): n for n, node in enumerate(nodes) if (owner := node()) is not None}
+        places: dict[Label, Label] = {
+            label: numbers[number] if number in numbers else ById(owner)
+            for number, (owner, label) in self.owners.items()
+        }
+        for label, _ in self._sent():
+            if label not in places and type(label) is Stranger:  # counted from where we are
+                met = self._counts.get(label.class_name, 0)
+                places[label] = Stranger(label.class_name, label.number - met)
+        taken = self.met.items() if self.wanted.each else ()
+        known = self.owners.values() if self.wanted.filter is not None else ()
+        running = [(numbers[n], method) for n, method in OUTPUTS.running if n in numbers]
+        given = Given(
+            tuple((places[label], name) for label, name in self._sent()),
+            tuple(n for number, n in numbers.items() if number not in self.owners),
+            tuple(
+                (places[label], name) for label, names in taken for name in names if label in places
+            ),
+            tuple((places[label], self.path_of(owner)) for owner, label in known),
+            tuple(sorted(running)),
+        )
+        return Bundle(given, [self.init[label][name] for label, name in self._sent()])
 
-    def learner(self) -> "Recorder | None":
-        return Recorder(self.wanted, {}, learning=True) if self.init else None
+    def _sent(self) -> list[tuple[Label, str]]:
+        """Lists the perturbations to hand in: all but those of strangers that are gone."""
+        gone = {label for label, owner in self.strangers if owner is None}
+        return [
+            (label, n) for label, named in self.init.items() for n in named if label not in gone
+        ]
 
-    def axes(self, inputs: Bundle, learner: "Recorder | None") -> Bundle:
-        met = set() if learner is None else set(learner.met)
-        mapped = [(number, name) in met for number, name in self._input_names]
-        return Bundle(inputs.keys, [0 if each else None for each in mapped])
+    def learner(self) -> "Recorder":
+        learner = Recorder(self.wanted, learning=True, inner=self.inner)
+        learner.owners, learner.strangers = dict(self.owners), list(self.strangers)
+        learner._counts, learner.paths = dict(self._counts), self.paths
+        if self.wanted.each:  # the names it gives have to be those that this one will give
+            learner.met = {label: dict(names) for label, names in self.met.items()}
+        return learner
+
+    def axes(self, inputs: Bundle, learner: "Recorder", size: int | None) -> Bundle:
+        self.skipped |= learner.skipped
+        axes: list[int | None] = []
+        for (label, name), value in zip(self._sent(), inputs.values, strict=True):
+            before = self.met.get(label, {}) if self.wanted.each else {}
+            is_met = name in learner.met.get(label, {}) and name not in before
+            axes.append(0 if is_met else None)
+            shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(value) if is_met]
+            if any(shape[:1] != (size,) for shape in shapes):
+                raise ValueError(
+                    f"{_label_text(label)} perturbs {name!r} in a function that is mapped "
+                    f"{size} times, but init has a value of shape {shapes[0]}, without an axis of "
+                    "that size in front. Capture the perturbations with inputs of the same shapes."
+                )
+        return Bundle(inputs.about, axes)
+
+    def deliver(self, outputs: Bundle, nodes: Nodes) -> None:
+        outcome: Outcome = outputs.about
+        self.skipped |= dict.fromkeys(outcome.skipped)
+        if not self.at_its_level() and not self._only_outputs(outcome):
+            return
+        known: dict[Label, Label] = {}
+        for label, origin in outcome.strangers:
+            owner = _found(origin, nodes)
+            known[label] = (
+                self._new_stranger(label.class_name) if owner is None else self.label(owner)
+            )
+        for label, names in outcome.met:
+            self.met.setdefault(self._outer(label, nodes, known), {})[names] = None
+        for (label, key, kind, reduce), (start, values) in zip(
+            outcome.entries, outputs.values, strict=True
+        ):
+            records = self.records.setdefault(self._outer(label, nodes, known), {})
+            records.setdefault(key, Record(kind, reduce, start, ()))
+            self._more(records, key, values)
+
+    def _only_outputs(self, outcome: Outcome) -> bool:
+        """Raises for what a plain transform would lose; notes outputs, which may be lost."""
+        for label, key, kind, reduce in outcome.entries:
+            if reduce in OUTPUT_REDUCTIONS:
+                self.skipped[f"{_label_text(label)}.{key.name}"] = None
+            else:
+                self.check_level(lambda: f"{kind.__name__} {key.name!r} of {_label_text(label)}")  # noqa: B023
+        for label, name in () if self.wanted.each else outcome.met:
+            self.check_level(lambda: f"perturb({name!r}) in {_label_text(label)}")  # noqa: B023
+        return False
+
+    def _outer(self, label: Label, nodes: Nodes, known: dict[Label, Label]) -> Label:
+        """Returns the label, out here, of what has this one inside."""
+        if label not in known:
+            owner = _found(label, nodes)
+            known[label] = (
+                self._new_stranger(label.class_name)  # type: ignore[union-attr]  # a dead `ById`
+                if owner is None
+                else self.label(owner)
+            )
+        return known[label]
+
+    # As an Extras: inside of a transform.
 
     @contextmanager
     def inside(self, inputs: Bundle, nodes: Nodes) -> Iterator[Callable[[], Bundle]]:
-        init: dict[int, tuple[Any, dict[Hashable, Any]]] = {}
-        for ((place, number), name), value in zip(inputs.keys[1:], inputs.values, strict=True):
-            owner = nodes[number]() if place == "node" else number.ref()
-            init.setdefault(id(owner), (owner, {}))[1][name] = value
-        inner = Recorder(self.wanted, init, self.learning)
-        inner.taken = {(id(nodes[number]()), name) for number, name in inputs.keys[0]}
-        clones = {id(node()): n for n, node in enumerate(nodes)}
-        with travelling(inner):
-            yield lambda: inner.bundle(clones)
+        given: Given = inputs.about
+        inner = Recorder(self.wanted, learning=self.learning, inner=True)
+        clones = [node() for node in nodes]
+        unknown = {n: clones[n] for n in given.unknown}
+        for number, clone in enumerate(clones):
+            if kind_of(clone) == OBJECT and number not in unknown:
+                inner.know(clone, number)
+        for owner, _ in self.owners.values():
+            inner.know(owner, ById(owner))
+        for (label, name), value in zip(given.init, inputs.values, strict=True):
+            inner.init.setdefault(label, {})[name] = value
+        for label, name in given.taken:
+            inner.met.setdefault(label, {})[name] = None
+        taken = set(given.taken)
+        inner.paths = dict(given.paths)
+        with _running({(id(clones[n]), method) for n, method in given.running}), travelling(inner):
+            yield lambda: inner.outcome(clones, unknown, taken)
 
-    def bundle(self, clones: Mapping[int, int]) -> Bundle:
-        """Packs the records of a body, with places that mean something outside of it."""
-        keys: list[Any] = []
-        values: list[Any] = []
-        strangers: dict[int, int] = {}
-        for number, (owner, records) in self.records.items():
-            where = _where(owner, number, clones, self.level, strangers)
+    def outcome(
+        self, clones: list[Any], unknown: Mapping[int, Any], taken: set[tuple[Label, str]]
+    ) -> Bundle:
+        """Packs what was recorded in a body, in labels that mean something outside of it."""
+        entries, values = [], []
+        for label, records in self.records.items():
             for key, record in records.items():
-                keys.append((where, key, record.reduce))
-                values.append(record.value)
-        met = tuple(
-            (_where(owner, number, clones, self.level, strangers), name)
-            for (number, name), owner in self.met.items()
+                entries.append((label, key, record.kind, record.reduce))
+                values.append((record.start, record.values))
+        met = [(label, name) for label, names in self.met.items() for name in names]
+        outcome = Outcome(
+            tuple(entries),
+            tuple(pair for pair in met if pair not in taken),
+            tuple(self._origins(clones, unknown)),
+            tuple(self.skipped),
         )
-        keys.append((met, tuple(self.skipped)))
-        return Bundle(tuple(keys), values)
+        return Bundle(outcome, values)
 
-    def deliver(self, outputs: Bundle, nodes: Nodes) -> None:
-        met, skipped = outputs.keys[-1]
-        strangers: dict[Any, Stranger] = {}
-        for (where, key, reduce), value in zip(outputs.keys[:-1], outputs.values, strict=True):
-            self.put(_resolved(where, nodes, strangers), key, Record(value, reduce))
-        for where, name in met:
-            owner = _resolved(where, nodes, strangers)
-            self.met[id(owner), name] = owner
-        self.skipped.update(dict.fromkeys(skipped))
-
-
-def _where(
-    owner: Any, number: int, clones: Mapping[int, int], level: Any, strangers: dict[int, int]
-) -> tuple[Any, ...]:
-    if number in clones:
-        return "node", clones[number]
-    if type(owner) is Stranger:
-        return "stranger", owner.class_name, strangers.setdefault(number, len(strangers))
-    if owner._level != level:  # closed over: it lives outside as well
-        return "object", _Identity(owner)
-    return "stranger", type(owner).__name__, strangers.setdefault(number, len(strangers))
+    def _origins(
+        self, clones: list[Any], unknown: Mapping[int, Any]
+    ) -> Iterator[tuple[Stranger, Any]]:
+        numbers = {id(clone): n for n, clone in unknown.items()}
+        paths: dict[int, Below] | None = None
+        for label, owner in self.strangers:
+            level = getattr(owner, "_level", None)
+            if id(owner) in numbers:
+                yield label, numbers[id(owner)]
+            elif owner is None or level is None:
+                yield label, None
+            elif level != self.level:
+                yield label, ById(owner)
+            else:
+                paths = _places_below(clones) if paths is None else paths
+                yield label, paths.get(id(owner))
 
 
-def _resolved(where: tuple[Any, ...], nodes: Nodes, strangers: dict[Any, Stranger]) -> Any:
-    if where[0] == "node":
-        return nodes[where[1]]()
-    if where[0] == "object":
-        return where[1].ref()
-    return strangers.setdefault(where, Stranger(where[1]))
+@contextmanager
+def _running(calls: set[tuple[int, str]]) -> Iterator[None]:
+    new = calls - OUTPUTS.running
+    OUTPUTS.running |= new
+    try:
+        yield
+    finally:
+        OUTPUTS.running -= new
 
 
-def same(before: Any, value: Any) -> Any:
-    """Joins perturbations of one name: they are one, and shapes have to agree."""
-    if before is None:
-        return value
-    shapes = [jax.tree.map(jnp.shape, tree) for tree in (before, value)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"One name is perturbed twice in one object, with shapes {shapes[0]} and {shapes[1]}. "
-            "Each call adds the same perturbation, so shapes have to agree: use two names."
-        )
-    return before
+def _places_below(clones: list[Any]) -> dict[int, Below]:
+    """Returns where each object is that hangs on the clones by now, by identity."""
+    holders = {n: clone for n, clone in enumerate(clones) if kind_of(clone) == OBJECT}
+    found: dict[int, Below] = {}
+    for number, holder in holders.items():
+        for path, owner in object_paths(holder):
+            found.setdefault(id(owner), Below(number, path))
+    return found
+
+
+def object_paths(root: Any) -> list[tuple[Path, Any]]:
+    """Returns the path of each object at and below `root`, each once."""
+    flat = flatten((root,))
+    skeleton = flat.graphdef.skeleton
+    paths = node_paths(skeleton, [((), skeleton.roots[0])])
+    return [
+        (path, flat.nodes[number])
+        for number, path in paths.items()
+        if kind_of(flat.nodes[number]) == OBJECT
+    ]
+
+
+def _found(origin: Any, nodes: Nodes) -> Any:
+    """Returns the object that a label of the inside speaks of, None if it is gone."""
+    if type(origin) is int:
+        return nodes[origin]()
+    if type(origin) is ById:
+        return origin.ref()
+    if type(origin) is Below:
+        return next((x for p, x in object_paths(nodes[origin.node]()) if p == origin.path), None)
+    return None
+
+
+def _label_text(label: Label) -> str:
+    if type(label) is tuple:
+        return format_path(label)
+    return getattr(label, "class_name", "a module")
 
 
 def recorders() -> tuple[Recorder, ...]:

@@ -60,16 +60,16 @@ _RUNNING = _Running()
 
 def _lines(part: Description, width: int, prefix: str, suffix: str) -> list[str]:
     """Writes a part; `prefix` and `suffix` stand before and behind it, a comment after that."""
-    comment = _comment(part)
+    comment = holdings(part)
     single = _single(part)
     if single is not None:
         one = prefix + single + suffix + comment
         if len(one) <= width or not part.children:
             return [one]
-    opening, closing = _brackets(part)
+    opening, closing = brackets(part)
     lines = [prefix + opening + comment]
     for child in part.children:
-        lines += ["  " + text for text in _lines(child, width - 2, _label(child), ",")]
+        lines += ["  " + text for text in _lines(child, width - 2, label(child), ",")]
     if part.hidden:
         lines.append(f"  ...  # {part.hidden:,} more")
     lines.append(closing + suffix)
@@ -80,8 +80,8 @@ def _single(part: Description) -> str | None:
     """Writes a part on one line; `None` if that would leave a comment or too much structure out."""
     if part.kind == "reference":
         relation = "cycle to" if part.cycle else "shared with"
-        return f"<{part.title} {relation} {_place(part.target or ())}>"
-    opening, closing = _brackets(part)
+        return f"<{part.title} {relation} {expression(part.target or ())}>"
+    opening, closing = brackets(part)
     if not part.children:
         return part.summary or f"{opening}{'...' if part.hidden else ''}{closing}"
     if part.hidden:
@@ -89,16 +89,16 @@ def _single(part: Description) -> str | None:
     texts = []
     for child in part.children:
         text = _single(child)
-        if text is None or _comment(child):
+        if text is None or holdings(child):
             return None
         if part.kind == "object" and child.kind not in ("static", "reference"):
             return None
-        texts.append(_label(child) + text)
+        texts.append(label(child) + text)
     return opening + ", ".join(texts) + closing
 
 
-def _comment(part: Description) -> str:
-    """What the subtree holds; one scalar Variable is not worth saying."""
+def holdings(part: Description) -> str:
+    """Returns a comment on what the subtree holds; one scalar Variable is not worth saying."""
     if part.kind in ("array", "static", "reference", "error") or not part.counts:
         return ""
     if part.kind == "container" and all(count.kind == "Array" for count in part.counts):
@@ -125,8 +125,8 @@ def _size(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def _brackets(part: Description) -> tuple[str, str]:
-    """The text before and behind the children."""
+def brackets(part: Description) -> tuple[str, str]:
+    """Returns the text before and behind the children."""
     inner = {"attributes": ("", ""), "mapping": ("{", "}"), "sequence": ("[", "]")}[part.style]
     if part.title == "tuple":
         return "(", ",)" if len(part.children) == 1 and not part.hidden else ")"
@@ -135,8 +135,8 @@ def _brackets(part: Description) -> tuple[str, str]:
     return f"{part.title}({inner[0]}", f"{inner[1]})"
 
 
-def _place(path: Path) -> str:
-    """The expression that leads from the root to a part; keys may be objects of the user."""
+def expression(path: Path) -> str:
+    """Returns how to get from the root to a part; keys may be objects of the user."""
     keys = (
         f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{line(key)}]"
         for key in path
@@ -144,8 +144,8 @@ def _place(path: Path) -> str:
     return "".join(keys) or "the root"
 
 
-def _label(part: Description) -> str:
-    """How the parent names a child, with what follows the name."""
+def label(part: Description) -> str:
+    """Returns how the parent names a child, with what follows the name."""
     if part.access == "attribute":
         key = part.key
         name = key if isinstance(key, str) and key.isidentifier() else line(key)

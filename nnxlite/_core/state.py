@@ -6,13 +6,16 @@ root, plain dicts below it in sorted order, and Variables as nodes; it has no sh
 
 A State that comes from `split` starts as a flat list of values with a `StateDef` (its paths and
 kinds), and makes dicts and Variables when they are first asked for. One that comes from JAX
-starts with the dicts. `_values` and `_tree` hold the one form or the other.
+starts with the dicts. `_values` and `_tree` hold the one form or the other. `state["a"]` is a *view*:
+a State over the same inner dict, whose changes are changes of the root.
+
+The functions on States, such as filters and dict forms, are in `state_forms.py`.
 """
 
 import threading
-import weakref
 from collections.abc import (
     Callable,
+    Container,
     Hashable,
     Iterable,
     Iterator,
@@ -25,16 +28,27 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey
 
-from nnxlite._core import graph
+from nnxlite._core import render
 from nnxlite._core.errors import Path, StructureError, format_path
-from nnxlite._core.filters import Filter, Predicate, filters_to_predicates
-from nnxlite._core.graph import ARRAY_LEAF, Leaf
-from nnxlite._core.trace import FLATTENING, OPAQUE, Level, Opaque, check_writable, current_level
+from nnxlite._core.filters import Filter
+from nnxlite._core.graphdef import ARRAY_LEAF, Leaf
+from nnxlite._core.intern import InternTable
+from nnxlite._core.kinds import STATE, register_kind
+from nnxlite._core.trace import (
+    FLATTENING,
+    OPAQUE,
+    OPEN_STATES,
+    Level,
+    Opaque,
+    check_writable,
+    current_level,
+)
+from nnxlite._core.treescope_view import treescope_repr
 from nnxlite._core.variable import Variable
 from nnxlite._core.versions import structure_changed
 
-_LOCK = threading.Lock()
-_STATEDEFS: "weakref.WeakValueDictionary[Any, StateDef]" = weakref.WeakValueDictionary()
+# Held while a State turns its values into Variables, which two threads must not do twice.
+_LOCK = threading.RLock()
 
 
 class StateDef:
@@ -45,20 +59,35 @@ class StateDef:
     paths: tuple[Path, ...]
     leaves: tuple[Leaf, ...]
 
-    def __new__(cls, paths: tuple[Path, ...], leaves: tuple[Leaf, ...]) -> "StateDef":
-        with _LOCK:
-            found = _STATEDEFS.get((paths, leaves))
-            if found is None:
-                found = object.__new__(cls)
-                found.paths, found.leaves = paths, leaves
-                _STATEDEFS[paths, leaves] = found
-            return found
+    @staticmethod
+    def of(paths: tuple[Path, ...], leaves: tuple[Leaf, ...]) -> "StateDef":
+        """Returns the one `StateDef` of these parts."""
+        found = _STATEDEFS.get((paths, leaves))
+        if found is None:
+            new = StateDef()
+            new.paths, new.leaves = paths, leaves
+            found = _STATEDEFS.add(new)
+        return found
+
+    @property
+    def key(self) -> Hashable:
+        """What makes it equal to another one."""
+        return self.paths, self.leaves
 
     def __reduce__(self) -> Any:
-        return StateDef, (self.paths, self.leaves)
+        return StateDef.of, (self.paths, self.leaves)
+
+    def __copy__(self) -> "StateDef":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "StateDef":
+        return self
 
     def __repr__(self) -> str:
         return f"<StateDef: {len(self.paths)} leaves, {hash(self) & 0xFFFFFF:06x}>"
+
+
+_STATEDEFS: InternTable[StateDef] = InternTable()
 
 
 class State(MutableMapping[Hashable, Any]):
@@ -73,7 +102,8 @@ class State(MutableMapping[Hashable, Any]):
         shared): a State never aliases a model. Keys of one level are all str or all int.
 
     Raises:
-      StructureError: One level mixes str and int keys, or has other ones; the path is named.
+      StructureError: One level mixes str and int keys, or has other ones, or a mapping holds
+        itself; the path is named.
 
     Example:
       >>> state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -85,6 +115,7 @@ class State(MutableMapping[Hashable, Any]):
         "__weakref__",
         "_level",
         "_own_version",
+        "_path",
         "_root",
         "_statedef",
         "_tree",
@@ -98,79 +129,79 @@ class State(MutableMapping[Hashable, Any]):
     _tree: dict[Hashable, Any] | None
     _variables: list[Any] | None
     _root: "State | None"
+    _path: Path
 
     def __init__(self, mapping: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /) -> None:
         level = current_level()
-        _init(self, level)
-        self._tree = _owned_tree(dict(mapping), (), level)
+        source = mapping if isinstance(mapping, Mapping) else dict(mapping)
+        _init(self, level, _owned(source, (), level, ()))
 
     @classmethod
-    def _make(cls, values: Sequence[Any], statedef: StateDef, level: Level) -> "State":
+    def _make(cls, values: Iterable[Any], statedef: StateDef, level: Level) -> "State":
         """Makes a State around a list of values, without copies or checks."""
         self = object.__new__(cls)
-        _init(self, level)
+        _init(self, level, None)
         self._values, self._statedef = list(values), statedef
         return self
 
-    @classmethod
-    def _of_tree(cls, tree: dict[Hashable, Any], level: Level, root: "State | None") -> "State":
-        self = object.__new__(cls)
-        _init(self, level)
-        self._tree, self._root = tree, root
-        return self
+    # The two forms.
 
     def _dicts(self) -> dict[Hashable, Any]:
         """Returns the nested dicts of Variables, making them if need be."""
-        if self._tree is None:
-            values, statedef = self._values, self._statedef
-            assert values is not None and statedef is not None
-            level = self._level
-            if level is None:
-                level = self._level = current_level()
-            self._variables = [
-                value if kind is ARRAY_LEAF else _planned(kind[0]._make(value, kind[1], level))
-                for value, kind in zip(values, statedef.leaves, strict=True)
-            ]
-            self._tree = _nest(statedef.paths, self._variables)
-            self._values = None
-        return self._tree
+        tree = self._tree
+        return self._unfolded() if tree is None else tree
+
+    def _unfolded(self) -> dict[Hashable, Any]:
+        with _LOCK:
+            if self._tree is None:
+                values, statedef, level = self._values, self._statedef, self._level
+                assert values is not None
+                assert statedef is not None
+                self._variables = [
+                    value if kind is ARRAY_LEAF else _planned(kind[0]._make(value, kind[1], level))  # type: ignore[attr-defined]
+                    for value, kind in zip(values, statedef.leaves, strict=True)
+                ]
+                self._tree = nest(statedef.paths, self._variables)
+                self._values = None
+            return self._tree
 
     def _flat(self) -> tuple[StateDef, list[Any]]:
         """Returns the StateDef and the Variables (or bare values) in its order."""
         tree = self._dicts()
         variables, statedef = self._variables, self._statedef
-        if variables is None or statedef is None or self._root is not None:
-            pairs = list(_walk(tree, ()))
-            variables = [leaf for _, leaf in pairs]
-            statedef = StateDef(
-                tuple(path for path, _ in pairs), tuple(_kind(leaf) for leaf in variables)
+        if variables is None or statedef is None:
+            pairs = list(_walk_dicts(tree, ()))
+            variables = [_planned(self._claimed(leaf)) for _, leaf in pairs]
+            statedef = StateDef.of(
+                tuple([path for path, _ in pairs]), tuple([kind_of_leaf(x) for x in variables])
             )
-            if self._root is None:
-                for leaf in variables:
-                    _planned(leaf)
-                self._variables, self._statedef = variables, statedef
         elif any(
             isinstance(leaf, Variable) and leaf._meta is not kind[1]
             for leaf, kind in zip(variables, statedef.leaves, strict=True)
         ):
-            self._statedef = statedef = StateDef(
-                statedef.paths, tuple(_kind(leaf) for leaf in variables)
-            )
+            statedef = StateDef.of(statedef.paths, tuple([kind_of_leaf(x) for x in variables]))
+        if self._root is None:  # of a view nothing is kept: the root may change
+            self._variables, self._statedef = variables, statedef
         return statedef, variables
+
+    def _claimed(self, leaf: Any) -> Any:
+        """Gives a Variable that JAX made the trace level at which JAX made the State."""
+        if isinstance(leaf, Variable) and leaf._level is None:
+            leaf._level = self._level
+        return leaf
 
     # The face of a leaf: what plans and the lift use.
 
     @property
     def _meta(self) -> StateDef:
-        if self._values is not None:
-            assert self._statedef is not None
-            return self._statedef
-        return self._flat()[0]
+        statedef = self._statedef
+        return statedef if self._values is not None and statedef else self._flat()[0]
 
     @property
     def _value(self) -> list[Any]:
-        if self._values is not None:
-            return self._values
+        values = self._values
+        if values is not None:
+            return values
         return [leaf._value if isinstance(leaf, Variable) else leaf for leaf in self._flat()[1]]
 
     @_value.setter
@@ -178,49 +209,64 @@ class State(MutableMapping[Hashable, Any]):
         if self._values is not None:
             self._values = list(values)
             return
-        statedef, variables = self._flat()
-        for number, value in enumerate(values):
-            leaf = variables[number]
-            if isinstance(leaf, Variable):
-                leaf._value = value
-            elif leaf is not value:
-                _level_of(self._dicts(), statedef.paths[number])[statedef.paths[number][-1]] = value
-                variables[number] = value
+        statedef, leaves = self._flat()
+        for path, leaf, value in zip(statedef.paths, leaves, values, strict=True):
+            self._write(path, leaf, value)
+
+    def _write(self, path: Path, leaf: Any, value: Any) -> None:
+        """Puts a value where `leaf` is: into the Variable, or in the place of a bare value."""
+        if isinstance(leaf, Variable):
+            leaf._value = value
+        elif leaf is not value:
+            level = self._dicts()
+            for key in path[:-1]:
+                level = level[key]
+            level[path[-1]] = value
+            self._owner._variables = None
+
+    @property
+    def _owner(self) -> "State":
+        return self if self._root is None else self._root
 
     @property
     def _version(self) -> int:
-        variables = self._variables
-        if variables is None:
-            return self._own_version
-        return self._own_version + sum(
-            leaf._version for leaf in variables if isinstance(leaf, Variable)
-        )
+        root = self._owner
+        if not root._own_version or root._values is not None:
+            return root._own_version
+        # The sum of versions moves when the metadata of one Variable does.
+        return root._own_version + _sum_of_versions(root._flat()[1])
 
     @_version.setter
     def _version(self, version: int) -> None:
-        self._own_version += 1
+        self._owner._own_version += 1
 
     def _restructured(self) -> None:
-        root = self if self._root is None else self._root
+        """Notes that paths or kinds changed."""
+        root = self._owner
+        if root._own_version:
+            # Not less than any sum that a plan has seen: no later one shall be equal to it.
+            root._own_version += _sum_of_versions(root._variables or ())
         root._variables = root._statedef = None
-        root._own_version = max(root._own_version, 1)
         structure_changed(root)
 
     def _restructure(self, values: Sequence[Any], statedef: StateDef) -> None:
         """Takes on other paths and values; Variables at paths that stay keep their identity."""
-        old = dict(self.flat_state())
-        leaves = []
+        before, leaves = self._flat()
+        old = dict(zip(before.paths, leaves, strict=True))
+        new = []
         for path, kind, value in zip(statedef.paths, statedef.leaves, values, strict=True):
             leaf = old.get(path)
-            if kind is not ARRAY_LEAF and type(leaf) is kind[0]:
+            if kind is ARRAY_LEAF:
+                leaf = value
+            elif type(leaf) is kind[0]:
                 leaf._value, leaf._meta = value, kind[1]
             else:
-                leaf = value if kind is ARRAY_LEAF else kind[0]._make(value, kind[1], self._level)
-            leaves.append(leaf)
-        tree = self._dicts()
-        tree.clear()
-        tree.update(_nest(statedef.paths, leaves))
+                leaf = kind[0]._make(value, kind[1], self._level)  # type: ignore[attr-defined]
+            new.append(leaf)
+        _become(self._dicts(), nest(statedef.paths, new))
         self._restructured()
+
+    # The face of a mapping.
 
     def __getitem__(self, key: Hashable) -> Any:
         tree = self._dicts()
@@ -228,37 +274,39 @@ class State(MutableMapping[Hashable, Any]):
             value = tree[key]
         except KeyError:
             raise KeyError(
-                f"State has no key {key!r} at this level; it has {_some(tree)}."
+                f"{format_path(self._path, 'state')} has no key {key!r}; it has {_some(tree)}."
             ) from None
         if type(value) is dict:
-            root = self if self._root is None else self._root
-            return State._of_tree(value, self._level, root)
-        if isinstance(value, Variable) and value._level is None:
-            value._level = self._level
-        return value
+            return self._view(key, value)
+        return self._claimed(value)
+
+    def _view(self, key: Hashable, tree: dict[Hashable, Any]) -> "State":
+        view = object.__new__(type(self))
+        _init(view, self._level, tree)
+        view._root, view._path = self._owner, (*self._path, key)
+        return view
 
     def __setitem__(self, key: Hashable, value: Any) -> None:
-        tree = self._dicts()
-        root = self if self._root is None else self._root
-        check_writable(root, f"set {key!r} of a State")
+        check_writable(self._owner, f"set {format_path((*self._path, key), 'state')}")
         level = current_level()
         if isinstance(value, Mapping):
-            value = _owned_tree(dict(value), (key,), level)
+            value = _owned(value, (*self._path, key), level, ())
         elif isinstance(value, Variable):
             value = _copied(value, level)
-        if key not in tree:
-            _check_keys([*tree, key], ())
-            items = sorted([*tree.items(), (key, value)], key=lambda item: item[0])
-            tree.clear()
-            tree.update(items)
-        else:
+        tree = self._dicts()
+        if key in tree:
             tree[key] = value
+        else:
+            _check_keys([*tree, key], self._path)
+            _become(tree, dict(sorted([*tree.items(), (key, value)], key=lambda item: item[0])))
         self._restructured()
 
     def __delitem__(self, key: Hashable) -> None:
-        root = self if self._root is None else self._root
-        check_writable(root, f"delete {key!r} of a State")
-        del self._dicts()[key]
+        check_writable(self._owner, f"delete {format_path((*self._path, key), 'state')}")
+        tree = self._dicts()
+        if key not in tree:
+            self[key]  # raises
+        del tree[key]
         self._restructured()
 
     def __iter__(self) -> Iterator[Any]:
@@ -275,97 +323,102 @@ class State(MutableMapping[Hashable, Any]):
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+        if name in _SLOTS or name.startswith("__"):
+            raise AttributeError(f"State has no attribute {name!r}")
         try:
             return self[name]
         except KeyError as error:
             raise AttributeError(str(error.args[0])) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in State.__slots__ or name in ("_value", "_version"):
+        if name in _SLOTS or name in ("_value", "_version"):
             object.__setattr__(self, name, value)
         else:
             self[name] = value
 
     def __delattr__(self, name: str) -> None:
-        del self[name]
+        try:
+            del self[name]
+        except KeyError as error:
+            raise AttributeError(str(error.args[0])) from None
 
-    def __or__(self, other: Mapping[Any, Any]) -> "State":
-        return State.merge(self, other)
+    def __dir__(self) -> list[str]:
+        return [*dir(type(self)), *(key for key in self if isinstance(key, str))]
 
-    def __sub__(self, other: Mapping[Any, Any]) -> "State":
-        taken = set(flat_paths(other))
-        return State.from_flat_path(
-            {path: leaf for path, leaf in self.flat_state() if path not in taken}
-        )
+    def __or__(self, other: Any) -> "State":
+        return State.merge(self, other) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Any) -> "State":
+        return State.merge(other, self) if isinstance(other, Mapping) else NotImplemented
+
+    def __sub__(self, other: Any) -> "State":
+        from nnxlite._core.state_forms import without_paths  # in a row below
+
+        return without_paths(self, other) if isinstance(other, Mapping) else NotImplemented
 
     def __repr__(self) -> str:
-        from nnxlite._core import render  # only where text is asked for
-
         return render.text(self)
 
-    def __getstate__(self) -> Any:
-        statedef, variables = self._flat()
-        return [(path, leaf) for path, leaf in zip(statedef.paths, variables, strict=True)]
+    __treescope_repr__ = treescope_repr
 
-    def __setstate__(self, pairs: Any) -> None:
-        _init(self, current_level())
-        self._tree = _nest([path for path, _ in pairs], [leaf for _, leaf in pairs])
+    def __getstate__(self) -> Any:
+        return self._dicts()
+
+    def __setstate__(self, tree: dict[Hashable, Any]) -> None:
+        _init(self, current_level(), tree)
 
     def __copy__(self) -> "State":
-        statedef, values = self._meta, self._value
-        return State._make(values, statedef, current_level())
+        return State(self)
 
-    def flat_state(self) -> "FlatState":
-        """Returns the pairs of path and Variable, in sorted order."""
-        statedef, variables = self._flat()
-        return FlatState(zip(statedef.paths, variables, strict=True))
+    # The verbs of `state_forms`, in a row below, as methods.
 
-    @classmethod
-    def from_flat_path(cls, flat: Mapping[Path, Any] | Iterable[tuple[Path, Any]], /) -> "State":
-        """Makes a State from paths and Variables.
+    def flat_state(self) -> Any:
+        """Returns the pairs of path and Variable, in sorted order; see `nnx.to_flat_state`."""
+        from nnxlite._core.state_forms import to_flat_state
+
+        return to_flat_state(self)
+
+    @staticmethod
+    def from_flat_path(flat: Mapping[Path, Any] | Iterable[tuple[Path, Any]], /) -> "State":
+        """Makes a State from paths and Variables; see `nnx.from_flat_state`.
 
         Example:
           >>> nnx.State.from_flat_path({("a", "b"): nnx.Param(jnp.ones(2))})["a"]["b"].shape
           (2,)
         """
-        tree: dict[Hashable, Any] = {}
-        for path, leaf in dict(flat).items():
-            level = tree
-            for depth, key in enumerate(path[:-1]):
-                level = level.setdefault(key, {})
-                if type(level) is not dict:
-                    raise StructureError(
-                        f"{format_path(path[: depth + 1], 'state')} cannot be both a leaf and the "
-                        f"parent of {format_path(path, 'state')}."
-                    )
-            if path[-1] in level:
-                raise StructureError(
-                    f"{format_path(path, 'state')} cannot be both a leaf and a parent."
-                )
-            level[path[-1]] = leaf
-        return cls(tree)
+        from nnxlite._core.state_forms import from_flat_state
+
+        return from_flat_state(flat)
 
     def filter(self, first: Filter, /, *filters: Filter) -> Any:
         """Returns the leaves that match, as one State per filter; the rest is left out."""
+        from nnxlite._core.state_forms import filter_state
+
         return filter_state(self, first, *filters)
 
     def split(self, first: Filter, /, *filters: Filter) -> Any:
         """Returns one State per filter; each leaf has to match one of them."""
+        from nnxlite._core.state_forms import split_state
+
         return split_state(self, first, *filters)
 
     @staticmethod
     def merge(state: Mapping[Any, Any], /, *states: Mapping[Any, Any]) -> "State":
         """Merges States, of two leaves at one path the later one."""
+        from nnxlite._core.state_forms import merge_state
+
         return merge_state(state, *states)
 
     def map(self, f: Callable[[Path, Any], Any], /) -> "State":
         """Returns the State of `f(path, leaf)`."""
+        from nnxlite._core.state_forms import map_state
+
         return map_state(f, self)
 
     def to_pure_dict(self, extract_fn: Callable[[Any], Any] | None = None) -> dict[Any, Any]:
         """Returns nested plain dicts of the values; see `nnx.to_pure_dict`."""
+        from nnxlite._core.state_forms import to_pure_dict
+
         return to_pure_dict(self, extract_fn)
 
     def replace_by_pure_dict(
@@ -374,21 +427,25 @@ class State(MutableMapping[Hashable, Any]):
         replace_fn: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         """Sets values from nested plain dicts; see `nnx.replace_by_pure_dict`."""
+        from nnxlite._core.state_forms import replace_by_pure_dict
+
         replace_by_pure_dict(self, pure_dict, replace_fn)
 
     @property
-    def raw_mapping(self) -> Mapping[Hashable, Any]:
-        """The nested plain dicts themselves."""
-        return self._dicts()
+    def raw_mapping(self) -> dict[Hashable, Any]:
+        """Nested plain dicts, made anew, of the Variables themselves."""
+        statedef, leaves = self._flat()
+        return nest(statedef.paths, leaves)
 
 
+_SLOTS = frozenset(State.__slots__)
 GraphState = State
 
 
-def _init(state: State, level: Level) -> None:
-    state._values = state._tree = state._variables = state._statedef = state._root = None
-    object.__setattr__(state, "_own_version", 0)
-    state._level = level
+def _init(state: State, level: Level, tree: dict[Hashable, Any] | None) -> None:
+    state._values = state._variables = state._statedef = state._root = None
+    state._own_version, state._path = 0, ()
+    state._tree, state._level = tree, level
 
 
 def _planned(leaf: Any) -> Any:
@@ -398,15 +455,17 @@ def _planned(leaf: Any) -> Any:
     return leaf
 
 
-def _kind(leaf: Any) -> Leaf:
+def _sum_of_versions(leaves: Iterable[Any]) -> int:
+    return sum([leaf._version for leaf in leaves if isinstance(leaf, Variable)])
+
+
+def kind_of_leaf(leaf: Any) -> Leaf:
+    """Returns kind and metadata of a leaf of a State."""
     return (type(leaf), leaf._meta) if isinstance(leaf, Variable) else ARRAY_LEAF
 
 
-def _copied(variable: Variable, level: Level) -> Variable:
-    return type(variable)._make(variable._value, variable._meta, level)
-
-
-def _nest(paths: Sequence[Path], leaves: Sequence[Any]) -> dict[Hashable, Any]:
+def nest(paths: Iterable[Path], leaves: Iterable[Any]) -> dict[Hashable, Any]:
+    """Returns nested dicts of leaves, given in sorted order of their paths."""
     tree: dict[Hashable, Any] = {}
     for path, leaf in zip(paths, leaves, strict=True):
         level = tree
@@ -416,30 +475,86 @@ def _nest(paths: Sequence[Path], leaves: Sequence[Any]) -> dict[Hashable, Any]:
     return tree
 
 
-def _level_of(tree: dict[Hashable, Any], path: Path) -> dict[Hashable, Any]:
-    for key in path[:-1]:
-        tree = tree[key]
-    return tree
+def walk(mapping: Mapping[Any, Any], known: Container[Path] = ()) -> Iterator[tuple[Path, Any]]:
+    """Yields path and leaf of a State or of nested mappings.
+
+    Args:
+      mapping: The State or mapping.
+      known: Paths of leaves: a mapping at one of them is the value of that leaf.
+
+    Raises:
+      StructureError: A mapping holds itself.
+    """
+    if isinstance(mapping, State):
+        statedef, leaves = mapping._flat()
+        return zip(statedef.paths, leaves, strict=True)
+    return _walk(mapping, (), (), known)
 
 
-def _walk(tree: Mapping[Hashable, Any], path: Path) -> Iterator[tuple[Path, Any]]:
+def _walk(
+    mapping: Mapping[Any, Any], above: Path, holders: tuple[Any, ...], known: Container[Path]
+) -> Iterator[tuple[Path, Any]]:
+    holders = _checked_holders(mapping, above, holders)
+    for key, value in mapping.items():
+        path = (*above, key)
+        if isinstance(value, State):
+            yield from (((*path, *inner), leaf) for inner, leaf in walk(value))
+        elif isinstance(value, Mapping) and path not in known:
+            yield from _walk(value, path, holders, known)
+        else:
+            yield path, value
+
+
+def _walk_dicts(tree: dict[Hashable, Any], path: Path) -> Iterator[tuple[Path, Any]]:
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _walk(value, (*path, key))
+        if type(value) is dict:
+            yield from _walk_dicts(value, (*path, key))
         else:
             yield (*path, key), value
 
 
-def _owned_tree(mapping: dict[Any, Any], path: Path, level: Level) -> dict[Hashable, Any]:
+def _owned(
+    mapping: Mapping[Any, Any], path: Path, level: Level, holders: tuple[Any, ...]
+) -> dict[Hashable, Any]:
+    """Returns nested dicts with Variables of their own, in sorted order."""
+    if isinstance(mapping, State):
+        mapping = mapping._dicts()
+    holders = _checked_holders(mapping, path, holders)
     _check_keys(list(mapping), path)
     tree: dict[Hashable, Any] = {}
     for key in sorted(mapping):
         value = mapping[key]
         if isinstance(value, Mapping):
-            tree[key] = _owned_tree(dict(value), (*path, key), level)
-        else:
-            tree[key] = _copied(value, level) if isinstance(value, Variable) else value
+            value = _owned(value, (*path, key), level, holders)
+        elif isinstance(value, Variable):
+            value = _copied(value, level)
+        tree[key] = value
     return tree
+
+
+def _copied(variable: Variable[Any], level: Level) -> Variable[Any]:
+    return type(variable)._make(variable._value, variable._meta, level)
+
+
+def _become(tree: dict[Hashable, Any], new: dict[Hashable, Any]) -> None:
+    """Gives a dict, in place, other items in the order of `new`; dicts below that stay are kept."""
+    before = dict(tree)
+    tree.clear()
+    for key, value in new.items():
+        old = before.get(key)
+        if type(old) is dict and type(value) is dict and old is not value:
+            _become(old, value)
+            value = old
+        tree[key] = value
+
+
+def _checked_holders(value: Any, path: Path, holders: tuple[Any, ...]) -> tuple[Any, ...]:
+    if any(value is each for each in holders):
+        raise StructureError(
+            f"{format_path(path, 'state')} is one of the mappings that it is in: a State is a tree, "
+            "without cycles. nnx.split keeps cycles of objects, in the GraphDef."
+        )
+    return (*holders, value)
 
 
 def _check_keys(keys: list[Any], path: Path) -> None:
@@ -458,11 +573,13 @@ def _some(tree: Mapping[Hashable, Any]) -> str:
     return ", ".join(keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "") or "none"
 
 
-# Nodes of the pytree: State at the root, plain dicts below, Variables.
+# As a JAX pytree: State at the root, plain dicts below, Variables.
 
 
 def _flatten(state: State) -> tuple[Iterable[Any], Any]:
     if FLATTENING.opaque:
+        if FLATTENING.opaque is OPEN_STATES:
+            return state._value, state._meta
         return (Opaque(state),), OPAQUE
     tree = state._dicts()
     return tree.values(), tuple(tree)
@@ -476,213 +593,16 @@ def _flatten_with_keys(state: State) -> tuple[Iterable[Any], Any]:
 
 
 def _unflatten(keys: Any, children: Iterable[Any]) -> Any:
+    if type(keys) is StateDef:
+        return State._make(children, keys, current_level())
     if keys is OPAQUE:
         (child,) = children
         return child.node if type(child) is Opaque else child
-    return State._of_tree(dict(zip(keys, children, strict=True)), current_level(), None)
+    state = object.__new__(State)
+    # Asking for the level once here is 0.3 us; asking in each Variable would double the cost.
+    _init(state, current_level(), dict(zip(keys, children, strict=True)))
+    return state
 
 
 jax.tree_util.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)
-graph.register_kind(State, graph.STATE)
-
-
-class FlatState(tuple[tuple[Path, Any], ...]):
-    """The pairs of path and Variable of a State, in sorted order."""
-
-    __slots__ = ()
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The paths."""
-        return tuple(path for path, _ in self)
-
-    @property
-    def leaves(self) -> tuple[Any, ...]:
-        """The Variables, or bare values."""
-        return tuple(leaf for _, leaf in self)
-
-
-def flat_paths(mapping: Mapping[Any, Any]) -> Iterator[Path]:
-    """Yields the paths of the leaves of a State or of nested dicts."""
-    source = mapping._dicts() if isinstance(mapping, State) else mapping
-    return (path for path, _ in _walk(source, ()))
-
-
-def to_flat_state(state: State) -> FlatState:
-    """Returns the pairs of path and Variable of a State, in sorted order.
-
-    Example:
-      >>> nnx.to_flat_state(nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))).paths
-      (('bias',), ('kernel',))
-    """
-    return state.flat_state()
-
-
-def from_flat_state(flat: Mapping[Path, Any] | Iterable[tuple[Path, Any]]) -> State:
-    """Makes a State from paths and Variables; the inverse of `to_flat_state`."""
-    return State.from_flat_path(flat)
-
-
-def select(
-    pairs: Sequence[tuple[Path, Any]], predicates: Sequence[Predicate]
-) -> tuple[list[list[int]], list[int]]:
-    """Gives each leaf to the first predicate that takes it.
-
-    Returns:
-      Per predicate the numbers of its leaves, and the numbers of those that none took.
-    """
-    groups: list[list[int]] = [[] for _ in predicates]
-    rest = []
-    for number, (path, leaf) in enumerate(pairs):
-        for group, predicate in zip(groups, predicates, strict=True):
-            if predicate(path, leaf):
-                group.append(number)
-                break
-        else:
-            rest.append(number)
-    return groups, rest
-
-
-def unmatched_error(pairs: Sequence[tuple[Path, Any]], rest: Sequence[int]) -> StructureError:
-    """The error for leaves that no filter of a split took."""
-    shown = ", ".join(
-        f"{format_path(pairs[n][0])} ({type(pairs[n][1]).__name__})" for n in rest[:5]
-    )
-    more = f" and {len(rest) - 5} more" if len(rest) > 5 else ""
-    return StructureError(
-        f"The filters leave {len(rest)} of {len(pairs)} leaves unmatched: {shown}{more}. Add a "
-        "filter for them, or end with `...` to take the rest."
-    )
-
-
-def filter_state(state: State, first: Filter, /, *filters: Filter) -> Any:
-    """Returns the leaves that match, as one State per filter; the rest is left out.
-
-    Example:
-      >>> state = nnx.state(nnx.BatchNorm(3, rngs=nnx.Rngs(0)))
-      >>> list(nnx.filter_state(state, nnx.BatchStat))
-      ['mean', 'var']
-    """
-    return _selected(state, (first, *filters), partial=True)
-
-
-def split_state(state: State, first: Filter, /, *filters: Filter) -> Any:
-    """Returns one State per filter; each leaf has to match one of them.
-
-    Raises:
-      StructureError: A leaf matches no filter; the message lists paths.
-    """
-    return _selected(state, (first, *filters), partial=False)
-
-
-def _selected(state: State, filters: tuple[Filter, ...], *, partial: bool) -> Any:
-    pairs = state.flat_state()
-    groups, rest = select(pairs, filters_to_predicates(filters))
-    if rest and not partial:
-        raise unmatched_error(pairs, rest)
-    states = tuple(State.from_flat_path([pairs[n] for n in group]) for group in groups)
-    return states if len(states) > 1 else states[0]
-
-
-def merge_state(state: Mapping[Any, Any], /, *states: Mapping[Any, Any]) -> State:
-    """Merges States; of two leaves at one path, the later State's stays.
-
-    Raises:
-      StructureError: A path is a leaf in one State and a parent in another.
-    """
-    flat: dict[Path, Any] = {}
-    for each in (state, *states):
-        source = each._dicts() if isinstance(each, State) else each
-        flat.update(_walk(source, ()))
-    return State.from_flat_path(flat)
-
-
-def map_state(f: Callable[[Path, Any], Any], state: State) -> State:
-    """Returns the State of `f(path, leaf)` for each leaf.
-
-    Example:
-      >>> state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
-      >>> nnx.map_state(lambda path, leaf: leaf.size, state).kernel
-      6
-    """
-    return State.from_flat_path([(path, f(path, leaf)) for path, leaf in state.flat_state()])
-
-
-def to_pure_dict(state: State, extract_fn: Callable[[Any], Any] | None = None) -> dict[Any, Any]:
-    """Returns nested plain dicts of the values.
-
-    Args:
-      state: The State.
-      extract_fn: What to take from each leaf; by default the value of a Variable.
-
-    Example:
-      >>> nnx.to_pure_dict(nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0))))["kernel"].shape
-      (2, 3)
-    """
-    statedef, variables = state._flat()
-    extract = extract_fn or (lambda leaf: leaf.get_value() if isinstance(leaf, Variable) else leaf)
-    return _nest(statedef.paths, [extract(leaf) for leaf in variables])
-
-
-def replace_by_pure_dict(
-    state: State,
-    pure_dict: Mapping[Any, Any],
-    replace_fn: Callable[[Any, Any], Any] | None = None,
-) -> None:
-    """Sets the values of a State from nested plain dicts, in place.
-
-    Args:
-      state: The State to change.
-      pure_dict: Values by path; paths may be left out. Digit strings stand for ints, as in
-        checkpoint formats whose keys are all strings.
-      replace_fn: Given the leaf and the value, returns the leaf to keep. By default the value is
-        set on the Variable.
-
-    Raises:
-      StructureError: A path is not in the State; nothing is changed then.
-    """
-    statedef, variables = state._flat()
-    numbers = {path: number for number, path in enumerate(statedef.paths)}
-    found = []
-    for path, value in _walk(pure_dict, ()):
-        number = numbers.get(path, numbers.get(_with_ints(path)))
-        if number is None:
-            raise StructureError(
-                f"{format_path(path, 'state')} is not in the State, which has "
-                f"{', '.join(format_path(p, 'state') for p in statedef.paths[:8])}"
-                f"{', ...' if len(statedef.paths) > 8 else ''}."
-            )
-        found.append((number, value))
-    for number, value in found:
-        leaf = variables[number]
-        if replace_fn is not None:
-            new = replace_fn(leaf, value)
-            if new is leaf:
-                continue
-            value = new
-        if isinstance(leaf, Variable) and not isinstance(value, Variable):
-            leaf.set_value(value)
-        else:
-            path = statedef.paths[number]
-            _level_of(state._dicts(), path)[path[-1]] = value
-            state._restructured()
-
-
-def restore_int_paths(pure_dict: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Returns nested dicts with digit strings turned into ints, as checkpoint formats need it.
-
-    Example:
-      >>> nnx.restore_int_paths({"layers": {"0": {"kernel": 1}}})
-      {'layers': {0: {'kernel': 1}}}
-    """
-    return {
-        _with_ints((key,))[0]: restore_int_paths(value) if isinstance(value, Mapping) else value
-        for key, value in pure_dict.items()
-    }
-
-
-def _with_ints(path: Path) -> Path:
-    return tuple(
-        int(key) if isinstance(key, str) and key.isdecimal() and key.isascii() else key
-        for key in path
-    )
+register_kind(State, STATE)

@@ -87,7 +87,7 @@ def check_writable(node: Leveled, what: str) -> None:
 
 
 class _Flattening(threading.local):
-    opaque: bool | None = False
+    opaque: Any = False
 
 
 FLATTENING = _Flattening()
@@ -98,6 +98,8 @@ flag for both, as asking twice would cost a tenth of flattening a State.
 """
 
 RECORD = None
+OPEN_STATES = "objects are opaque, States flatten to their values"
+"""How loops flatten what they carry: a State is a value there, as arrays are."""
 
 
 @contextmanager

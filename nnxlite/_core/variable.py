@@ -41,6 +41,7 @@ from nnxlite._core.trace import (
     current_level,
     record_foreign_read,
 )
+from nnxlite._core.treescope_view import treescope_repr
 from nnxlite._core.values import normalized, own_containers, with_part
 
 __all__ = [
@@ -300,6 +301,8 @@ class Variable(Arithmetic, Described, Generic[A], metaclass=_Slotted):
 
     def __repr__(self) -> str:
         return render.text(self)
+
+    __treescope_repr__ = treescope_repr
 
 
 _SLOTS = frozenset(Variable.__slots__)

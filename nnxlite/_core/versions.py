@@ -11,6 +11,7 @@ import itertools
 from typing import Protocol
 
 _ticks = itertools.count(1)
+_set = object.__setattr__
 
 
 class Versioned(Protocol):
@@ -33,7 +34,15 @@ EPOCH = Epoch()
 
 def structure_changed(node: Versioned) -> None:
     """Tells all plans that met `node` that they have to be made anew."""
-    if node._version:
-        # The version moves before the epoch: a plan that validates in between sees the version.
-        node._version += 1
+    version = node._version
+    if version:
+        # Past what the class of the user does in `__setattr__`. The version moves before the
+        # epoch: a plan that validates in between sees the version.
+        _set(node, "_version", version + 1)
         EPOCH.now = next(_ticks)
+
+
+def object_changed(node: Versioned) -> None:
+    """Tells all plans about a changed object, and lets go of the flattened form kept on it."""
+    _set(node, "_tree", None)
+    structure_changed(node)

@@ -9,25 +9,30 @@ from typing import Any
 import jax
 
 from nnxlite._core.errors import StaticValueError, format_path
-from nnxlite._core.graph import ARRAY, OBJECT, kind_of
 from nnxlite._core.iterate import iter_graph
+from nnxlite._core.kinds import ARRAY, OBJECT, kind_of
 from nnxlite._core.statics import static
 from nnxlite._core.trace import Opaque, opaque_nodes
 
 
-class Bound:
-    """A transformed function with its first arguments, such as a method of an object."""
+class Bound(functools.partial[Any]):
+    """A transformed function with its first arguments, such as a method of an object.
 
-    def __init__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        functools.update_wrapper(self, function)
-        self.__func__ = function
-        self.__self__ = args[0] if args else None
-        self._args, self._kwargs = args, kwargs
+    A partial, as its calls and its making then cost no Python code.
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(*self._args, *args, **{**self._kwargs, **kwargs})
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        return self.func
+
+    @property
+    def __self__(self) -> Any:
+        return self.args[0] if self.args else None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("__wrapped__", "__signature__", "func"):  # these would have `self` in them
+            raise AttributeError(name)
+        return getattr(self.func, name)
 
 
 def resolve(fn: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -43,8 +48,6 @@ def resolve(fn: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...]
     if isinstance(fn, functools.partial):
         function, args, kwargs = resolve(fn.func)
         return _without_constants(function, (*args, *fn.args), {**kwargs, **fn.keywords})
-    if isinstance(fn, Bound):
-        return fn.__func__, fn._args, fn._kwargs
     if isinstance(fn, types.MethodType) and kind_of(fn.__self__) == OBJECT:
         return fn.__func__, (fn.__self__,), {}
     if kind_of(fn) == OBJECT:

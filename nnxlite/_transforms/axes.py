@@ -13,7 +13,8 @@ import jax
 
 from nnxlite._core.errors import Path, StructureError, format_path
 from nnxlite._core.filters import Filter, Predicate, filters_to_predicates, to_predicate
-from nnxlite._core.graph import OBJECT, GraphDef, kind_of
+from nnxlite._core.graphdef import GraphDef
+from nnxlite._core.kinds import OBJECT, kind_of
 from nnxlite._core.split import state
 from nnxlite._core.state import State
 from nnxlite._core.variable import Variable

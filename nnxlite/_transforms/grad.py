@@ -8,13 +8,13 @@ caller. Gradients of an object come as a State with the same paths and kinds as
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from nnxlite._core.errors import Path, format_path
-from nnxlite._core.graph import ARRAY_LEAF, FILL_NODE, Leaf
+from nnxlite._core.graphdef import ARRAY_LEAF, FILL_NODE, Leaf
 from nnxlite._core.state import State, StateDef
 from nnxlite._core.trace import Level, Opaque
 from nnxlite._core.variable import Param
@@ -25,10 +25,6 @@ from nnxlite._transforms.lift import Binding, LiftedFunction, Out
 Argnum = int | DiffState
 
 
-@overload
-def grad(fn: Callable[..., Any], /, **options: Any) -> Callable[..., Any]: ...
-@overload
-def grad(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 def grad(
     fn: Callable[..., Any] | None = None,
     /,
@@ -72,10 +68,6 @@ def grad(
     return build if fn is None else build(fn)
 
 
-@overload
-def value_and_grad(fn: Callable[..., Any], /, **options: Any) -> Callable[..., Any]: ...
-@overload
-def value_and_grad(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 def value_and_grad(
     fn: Callable[..., Any] | None = None,
     /,
@@ -316,8 +308,8 @@ def _choose_object(
         paths.append(path)
         kinds.append(kind)
     if paths == [()]:
-        return _ObjectPart(StateDef((), ()), 1, kinds[0])
-    return _ObjectPart(StateDef(tuple(paths), tuple(kinds)), len(paths), None)
+        return _ObjectPart(StateDef.of((), ()), 1, kinds[0])
+    return _ObjectPart(StateDef.of(tuple(paths), tuple(kinds)), len(paths), None)
 
 
 def _leaves_below(binding: Binding, root: int) -> list[tuple[Path, Leaf, int, int | None, Any]]:

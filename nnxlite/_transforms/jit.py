@@ -7,10 +7,9 @@ versions, reading the values, the inner call, and writing back what changed.
 
 import functools
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from nnxlite._core import scope
 from nnxlite._core.context import signature
 from nnxlite._core.errors import DonatedBufferError, StructureError
-from nnxlite._core.trace import EAGER, FOREIGN_READS, ForeignRead, Level, current_level, recording
+from nnxlite._core.trace import EAGER, Level, current_level
 from nnxlite._transforms.arguments import (
     Bound,
     Chosen,
@@ -27,7 +26,6 @@ from nnxlite._transforms.arguments import (
     names,
     numbers,
     parameters,
-    paths_in_closure,
     resolve,
 )
 from nnxlite._transforms.lift import (
@@ -43,10 +41,6 @@ MAX_BOUND = 256
 _ARRAY_LIKE = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
-@overload
-def jit(fn: Callable[..., Any], /, **options: Any) -> Any: ...
-@overload
-def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]: ...
 def jit(
     fn: Callable[..., Any] | None = None,
     /,
@@ -118,7 +112,7 @@ def _jit(fn: Callable[..., Any], options: "_Options") -> Any:
     function, args, kwargs = resolve(fn)
     if not args and not kwargs:
         return JitFunction(function, options)
-    return BoundJit(_shared_jit(function, options.shifted(len(args))), args, kwargs)
+    return BoundJit(_shared_jit(function, options.shifted(len(args))), *args, **kwargs)
 
 
 class _Options:
@@ -189,7 +183,6 @@ class JitFunction(LiftedFunction):
     def __init__(self, fn: Callable[..., Any], options: _Options) -> None:
         super().__init__(fn, "nnx.jit")
         self._options = options
-        self._warned = False
         self._traces = 0
         known = parameters(fn)
         title = self._lift.title
@@ -203,7 +196,7 @@ class JitFunction(LiftedFunction):
             raise ValueError(f"{title}: {', '.join(sorted(both))} cannot be static and donated.")
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else BoundJit(self, (instance,), {})
+        return self if instance is None else BoundJit(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         level = current_level()
@@ -245,9 +238,6 @@ class JitFunction(LiftedFunction):
         except TypeError as error:
             self._check_arguments(binding, leaves, error)
             raise
-        if FOREIGN_READS.recorders:  # those that trace around this call read the same
-            for recorder in FOREIGN_READS.recorders:
-                recorder.update(binding.crossing.foreign)
         return binding.deliver(out, level)
 
     def _check_arguments(self, binding: Binding, leaves: list[Any], error: TypeError) -> None:
@@ -256,7 +246,9 @@ class JitFunction(LiftedFunction):
         found = [(crossing.place(n), leaves[n]) for n in crossing.rest]
         values = binding.plan.gather()
         found += [
-            (binding.leaf_path(n), x) for n, value in enumerate(values) for x in jax.tree.leaves(value)
+            (binding.leaf_path(n), x)
+            for n, value in enumerate(values)
+            for x in jax.tree.leaves(value)
         ]
         for place, leaf in found:
             if not isinstance(leaf, _ARRAY_LIKE) and not hasattr(leaf, "__jax_array__"):
@@ -268,10 +260,6 @@ class JitFunction(LiftedFunction):
     def _inner(self, binding: Binding, leaves: list[Any]) -> "_Inner":
         signature()  # where JAX has no process-wide context, this thread follows it here
         crossing = binding.crossing
-        if crossing.foreign and _foreign_changed(crossing):
-            self._warn_foreign(crossing)
-            crossing.kept.clear()
-            crossing.foreign = {}
         inner = crossing.kept.get("jit")
         if inner is None:
             inner = crossing.kept["jit"] = _Inner(self, binding, leaves)
@@ -296,20 +284,6 @@ class JitFunction(LiftedFunction):
                     "checkpoint, or call without donation to keep them."
                 ) from error
             raise
-
-    def _warn_foreign(self, crossing: Crossing) -> None:
-        if self._warned:
-            return
-        self._warned = True
-        changed = [read.leaf() for read in crossing.foreign.values() if not read.is_current()]
-        nodes = [node for node in changed if node is not None]
-        found = ", ".join(paths_in_closure(self._lift.fn, nodes)) or "a Variable"
-        warnings.warn(
-            f"{self._lift.title} is traced again: it reads {found} of an object that it closes "
-            "over, whose value has changed since. Pass the object as an argument: then its values "
-            "are inputs, and one trace serves them all.",
-            stacklevel=5,  # the line that called the jitted function
-        )
 
     def lower(self, *args: Any, **kwargs: Any) -> "Staged":
         """Lowers for these arguments; arrays may be `jax.ShapeDtypeStruct`. Runs nothing."""
@@ -377,9 +351,9 @@ class _Inner:
             arguments["donate_argnums"] = (0, 2)
         if options.in_shardings is not None:
             arguments["in_shardings"] = (
-                [shardings.leaves.get(n) for n in self.donated],
+                [shardings.leaves.get(n) for n in self.donated] or None,
                 [shardings.leaves.get(n) for n in self.kept],
-                [shardings.rest.get(n) for n in self.donated_rest],
+                [shardings.rest.get(n) for n in self.donated_rest] or None,
                 [shardings.rest.get(n) for n in self.kept_rest],
                 None,
             )
@@ -415,10 +389,7 @@ class _Inner:
             ):
                 values[number] = value
             by_position = dict(zip(rest_order, (*donated_rest, *kept_rest), strict=True))
-            found: dict[int, ForeignRead] = {}
-            with recording(found):
-                out = crossing.pure(values, [by_position[n] for n in crossing.rest], extras)
-            crossing.foreign.update(found)
+            out = crossing.pure(values, [by_position[n] for n in crossing.rest], extras)
             return shardings.constrain(with_all_changed(out, donated, values), values)
 
         pure.__name__ = pure.__qualname__ = title  # JAX names the program after it
@@ -502,34 +473,31 @@ def with_all_changed(out: Out, donated: Sequence[int], values: Sequence[Any]) ->
     return Out(out.arrays, new_values, out.extras, definition._replace(update=update))
 
 
-def _foreign_changed(crossing: Crossing) -> bool:
-    return not all(read.is_current() for read in crossing.foreign.values())
-
-
 class BoundJit(Bound):
     """A jitted function with its first arguments, such as a method of an object."""
 
-    __func__: JitFunction
+    func: JitFunction
+    __doc__ = property(lambda self: self.func.__doc__)  # type: ignore[assignment]  # per object
 
     def lower(self, *args: Any, **kwargs: Any) -> "Staged":
         """As `JitFunction.lower`."""
-        return self.__func__.lower(*self._args, *args, **{**self._kwargs, **kwargs})
+        return self.func.lower(*self.args, *args, **{**self.keywords, **kwargs})
 
     def trace(self, *args: Any, **kwargs: Any) -> "Staged":
         """As `JitFunction.trace`."""
-        return self.__func__.trace(*self._args, *args, **{**self._kwargs, **kwargs})
+        return self.func.trace(*self.args, *args, **{**self.keywords, **kwargs})
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As `JitFunction.eval_shape`."""
-        return self.__func__.eval_shape(*self._args, *args, **{**self._kwargs, **kwargs})
+        return self.func.eval_shape(*self.args, *args, **{**self.keywords, **kwargs})
 
     def clear_cache(self) -> None:
         """Forgets all traces and compiled code of the function."""
-        self.__func__.clear_cache()
+        self.func.clear_cache()
 
     def cache_info(self) -> CacheInfo:
         """As `JitFunction.cache_info`."""
-        return self.__func__.cache_info()
+        return self.func.cache_info()
 
 
 class Staged:

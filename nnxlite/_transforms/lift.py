@@ -15,23 +15,40 @@ executables ran. Clones, not the caller's objects, are filled with tracers: a fu
 caller's objects by another road, and an exception must leave them as they were.
 """
 
+import contextlib
 import functools
+import inspect
+import os
+import sys
 import threading
+import types
+import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 
-from nnxlite._core import graph, scope
+from nnxlite._core import scope
 from nnxlite._core.build import assemble, build
 from nnxlite._core.errors import Path, TraceLevelError, format_path
 from nnxlite._core.extras import TRAVELLING, Nodes
-from nnxlite._core.graph import ARRAY_LEAF, OBJECT, Flat, GraphDef, flatten, kind_of
+from nnxlite._core.graph import Flat, flatten
+from nnxlite._core.graphdef import ARRAY_LEAF, GraphDef, containers_of, leaf_paths, node_paths
+from nnxlite._core.kinds import OBJECT, STATE, kind_of
 from nnxlite._core.plan import Plan, make_plan
-from nnxlite._core.trace import EAGER, FLATTENING, ForeignRead, Level, Opaque, current_level
+from nnxlite._core.trace import (
+    EAGER,
+    FLATTENING,
+    FOREIGN_READS,
+    ForeignRead,
+    Level,
+    Opaque,
+    current_level,
+    recording,
+)
 from nnxlite._core.versions import structure_changed
 from nnxlite._transforms.arguments import Chosen, Statics, parameters, paths_in_closure
 
@@ -93,10 +110,13 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def opaque_flatten(tree: Any) -> tuple[list[Any], Any]:
-    """Flattens a tree with each object, State and Variable as one `Opaque` leaf."""
+def opaque_flatten(tree: Any, mode: Any = True) -> tuple[list[Any], Any]:
+    """Flattens a tree with each object, State and Variable as one `Opaque` leaf.
+
+    With `mode=OPEN_STATES` a State is flattened to its values.
+    """
     before = FLATTENING.opaque
-    FLATTENING.opaque = True
+    FLATTENING.opaque = mode
     try:
         return jax.tree_util.tree_flatten(tree)
     finally:
@@ -120,6 +140,7 @@ class Crossing:
       rest: Where the other arguments stand.
       pure: `pure(values, rest, extras) -> Out`; a transform may add an `Around`.
       kept: For whoever uses the crossing: what it made of `pure`.
+      foreign: What the traces in `kept` read of objects that the function closes over.
     """
 
     def __init__(
@@ -137,14 +158,24 @@ class Crossing:
         self.kept: dict[Any, Any] = {}
         self.foreign: dict[int, ForeignRead] = {}
         self._fn, self._method, self._nested = lift.fn, lift.method, nested
-        self._title = lift.title
+        self._title, self.mode = lift.title, lift.mode
         self.pure = self._make_pure()
 
     def _make_pure(self) -> Callable[..., Out]:
         graphdef, treedef, positions = self.graphdef, self.treedef, self.roots
         rest_positions, statics = self.rest, self.statics
         fn, method, nested = self._fn, self._method, self._nested
-        title = self._title
+        title, mode = self._title, self.mode
+
+        def run(level: Level, args: Any, kwargs: Any) -> Any:
+            if level is EAGER:  # under jax.disable_jit
+                return fn(*args, **kwargs)
+            found: dict[int, ForeignRead] = {}
+            with recording(found):
+                result = fn(*args, **kwargs)
+            if self.kept:  # else each call traces anew
+                self.foreign.update(found)
+            return result
 
         def pure(
             values: list[Any],
@@ -170,16 +201,23 @@ class Crossing:
                     _extras_inside(extras, nodes) as outputs,
                     scope.inside_transform(receiver if nested else None, method),
                 ):
-                    result = fn(*args, **kwargs)
+                    result = run(level, args, kwargs)
                     given_out = [output() for output in outputs]
                 if around is not None:
                     around.after(nodes, leaves, result)
-                return pack(graphdef, tuple(roots), nodes, leaves, values, result, given_out)
+                outputs_tree = opaque_flatten(result, mode)
+                return pack(graphdef, tuple(roots), nodes, leaves, values, outputs_tree, given_out)
             except TraceLevelError as error:
                 _say_where(error, fn, title)
                 raise
 
         return pure
+
+    def refresh(self) -> None:
+        """Lets everything be traced anew."""
+        self.kept.clear()
+        self.foreign = {}
+        self.pure = self._make_pure()
 
     def is_like(self, other: "Crossing") -> bool:
         """Tells whether one and the same pure function serves both."""
@@ -238,22 +276,22 @@ class Crossing:
         """Writes where a node is first met, starting with the name of the argument."""
         skeleton = self.graphdef.skeleton
         for root, slot in enumerate(skeleton.roots):
-            path = graph.node_paths(skeleton, [((), slot)]).get(number)
+            path = node_paths(skeleton, [((), slot)]).get(number)
             if path is not None:
                 return format_path(path, self.argument_name(root))
         return "an argument"
 
     def owner(self, number: int) -> int:
-        """Returns the number of the object that a list or dict belongs to; objects own themselves."""
+        """Returns the number of the object that a list or dict belongs to, or its own."""
         records = self.graphdef.skeleton.records
         if records[number].cls not in (list, dict):
             return number
         objects = [n for n, record in enumerate(records) if record.cls not in (list, dict)]
-        return next(n for n in objects if number in graph.containers_of(records, records[n].slots))
+        return next(n for n in objects if number in containers_of(records, records[n].slots))
 
     def root_entries(self, root: int) -> dict[int, Path]:
         """Returns, per leaf number reached from one root, the path from there."""
-        return graph.leaf_paths(self.graphdef.skeleton, [((), self.graphdef.skeleton.roots[root])])
+        return leaf_paths(self.graphdef.skeleton, [((), self.graphdef.skeleton.roots[root])])
 
 
 def _say_where(error: TraceLevelError, fn: Callable[..., Any], title: str) -> None:
@@ -302,11 +340,11 @@ def pack(
     nodes: list[Any],
     leaves: list[Any],
     values: Sequence[Any],
-    result: Any,
+    result: tuple[list[Any], Any],
     extras: Any,
 ) -> Out:
-    """Packs the result of a function and what it changed on the clones it was given."""
-    outputs, tree = opaque_flatten(result)
+    """Packs the flattened result of a function and what it changed on the clones it was given."""
+    outputs, tree = result
     objects = [output.node for output in outputs if type(output) is Opaque]
     numbers = {id(node): (True, n) for n, node in enumerate(nodes)}
     numbers |= {
@@ -438,6 +476,9 @@ class Binding:
     def deliver(self, out: Out, level: Level) -> Any:
         """Puts what changed into the caller's objects and returns the result."""
         definition = out.definition
+        if FOREIGN_READS.recorders:  # a trace around this call reads what this one has read
+            for recorder in FOREIGN_READS.recorders:
+                recorder.update(self.crossing.foreign)
         if definition.update is not None:
             outputs = self._restructure(out, level)
         else:
@@ -448,11 +489,14 @@ class Binding:
                 for handle, value in zip(self._handles(definition), out.changed, strict=True):
                     handle()._value = value
         if out.extras:
-            for extra, given in zip(TRAVELLING.active, out.extras, strict=True):
-                extra.deliver(given, self.live_nodes())
+            self._deliver_extras(out)
         if definition.spec is None:
             return jax.tree_util.tree_unflatten(definition.tree, out.arrays)
         return self._result(out, outputs)
+
+    def _deliver_extras(self, out: Out) -> None:
+        for extra, given in zip(TRAVELLING.active, out.extras, strict=True):
+            extra.deliver(given, self.live_nodes())
 
     def live_nodes(self) -> Nodes:
         """Gives the caller's objects by node number; None for lists and dicts."""
@@ -492,10 +536,15 @@ class Binding:
         update = out.definition.update
         assert update is not None
         before = flatten(tuple(ref() for _, ref in self.roots))
-        self.check_writable(
-            [n for n, kept in zip(update.leaves, update.kept, strict=True) if n >= 0 and not kept],
-            level,
-        )
+        old_kinds = before.graphdef.leaves
+        changing = [
+            number
+            for number, kept, kind in zip(
+                update.leaves, update.kept, update.graphdef.leaves, strict=True
+            )
+            if number >= 0 and not (kept and kind == old_kinds[number])
+        ]
+        self.check_writable(changing, level)
         new_values = iter(out.changed)
         leaves, writes = [], []
         for number, kept, (cls, meta) in zip(
@@ -523,6 +572,7 @@ class Binding:
 
     def abstract_result(self, out: Out) -> Any:
         """Returns the result of an abstract evaluation around fresh objects; writes nothing."""
+        self._deliver_extras(out)
         definition, level = out.definition, current_level()
         values = [_abstract(value) for value in self.plan.gather()]
         update = definition.update
@@ -590,7 +640,7 @@ def _abstract(value: Any) -> Any:
 
 
 def _write_leaf(leaf: Any, kept: bool, value: Any, meta: Any) -> None:
-    if graph.kind_of(leaf) == graph.STATE:
+    if kind_of(leaf) == STATE:
         if leaf._meta is not meta:
             leaf._restructure(value, meta)
         elif not kept:
@@ -610,14 +660,22 @@ class Lift:
       fn: The function.
       transform: The name of the transform in messages, such as `nnx.jit`.
       method: The name of the method, if `fn` is one that was decorated in a class body.
+      mode: How arguments and results are flattened; `OPEN_STATES` where a State is a value.
     """
 
-    def __init__(self, fn: Callable[..., Any], transform: str, method: str | None = None) -> None:
-        self.fn, self.transform, self.method = fn, transform, method
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        transform: str,
+        method: str | None = None,
+        mode: Any = True,
+    ) -> None:
+        self.fn, self.transform, self.method, self.mode = fn, transform, method, mode
         self._last: Binding | None = None
         self._bindings: OrderedDict[Any, Binding] = OrderedDict()
         self._crossings: OrderedDict[Any, Crossing] = OrderedDict()
         self._lock = threading.Lock()
+        self._warned = False
 
     @property
     def title(self) -> str:
@@ -629,7 +687,7 @@ class Lift:
     ) -> tuple[Binding, list[Any]]:
         """Returns the binding for these arguments, and their leaves with objects opaque."""
         before = FLATTENING.opaque
-        FLATTENING.opaque = True
+        FLATTENING.opaque = self.mode
         try:
             leaves, treedef = jax.tree_util.tree_flatten((args, kwargs))
         finally:
@@ -644,8 +702,29 @@ class Lift:
             and last.plain
             and last.holds_for(leaves)
         ):
-            return last, leaves
-        return self._find_binding(leaves, treedef, statics, nested), leaves
+            binding = last
+        else:
+            binding = self._find_binding(leaves, treedef, statics, nested)
+        if binding.crossing.foreign:
+            self._check_foreign(binding.crossing)
+        return binding, leaves
+
+    def _check_foreign(self, crossing: Crossing) -> None:
+        """Drops the traces of a crossing if they baked in a value that has changed since."""
+        changed = [read.leaf() for read in crossing.foreign.values() if not read.is_current()]
+        if not changed:
+            return
+        crossing.refresh()
+        if self._warned:
+            return
+        self._warned = True
+        found = paths_in_closure(self.fn, [leaf for leaf in changed if leaf is not None])
+        warnings.warn(
+            f"{self.title} is traced again: it reads {', '.join(found) or 'a Variable'} of an "
+            "object that it closes over, whose value has changed since. Pass the object as an "
+            "argument: then its values are inputs, and one trace serves them all.",
+            stacklevel=_frames_below_the_caller(),
+        )
 
     def _find_binding(
         self, leaves: list[Any], treedef: Any, statics: Statics | None, nested: bool
@@ -707,12 +786,50 @@ class Lift:
         return len(self._crossings), len(self._bindings)
 
 
+def _frames_below_the_caller() -> int:
+    """Returns the `stacklevel` of the line outside of this package that runs now."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None:
+        frame, level = frame.f_back, level + 1
+        name = "" if frame is None else frame.f_code.co_filename
+        if not name.startswith(_PACKAGE) and name != contextlib.__file__:
+            break
+    return level - 1
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+
+
 class LiftedFunction:
     """What the functions made by transforms have in common: a lift, and how they act as methods."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = object.__new__(cls)
+        self._made_of = args, kwargs
+        return self
+
     def __init__(self, fn: Callable[..., Any], transform: str) -> None:
-        functools.update_wrapper(self, fn)
+        made_of = self._made_of
+        # The attributes of a function are copied, as decorators do; those of a class are not.
+        is_plain = type(fn) is types.FunctionType
+        functools.update_wrapper(self, fn, updated=("__dict__",) if is_plain else ())
+        self._made_of = made_of
         self._lift = Lift(fn, transform)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self  # as for functions
+
+    def __reduce__(self) -> Any:
+        found = sys.modules.get(self.__module__)
+        for name in self.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is self:
+            return self.__qualname__  # by reference, as functions are
+        args, kwargs = self._made_of
+        return functools.partial(type(self), *args, **kwargs), ()
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._lift.method = name

@@ -14,20 +14,19 @@ import jax.numpy as jnp
 from nnxlite._core import sharding
 from nnxlite._core.errors import Path, StructureError, format_path
 from nnxlite._core.extras import TRAVELLING, only_travelling
-from nnxlite._core.graph import (
+from nnxlite._core.graph import flatten
+from nnxlite._core.graphdef import (
     ARRAY_LEAF,
     FILL_LEAF,
     FILL_METHOD,
     FILL_NODE,
     FILL_VALUE,
-    STATE,
     GraphDef,
     Slot,
-    flatten,
-    kind_of,
     leaf_paths,
     thaw_key,
 )
+from nnxlite._core.kinds import STATE, kind_of
 from nnxlite._core.state import State
 from nnxlite._core.trace import Opaque
 from nnxlite._core.variable import Variable
@@ -280,7 +279,10 @@ def _has_names(leaf: Any) -> bool:
 
 
 def extra_axes(
-    binding: Binding, inputs: tuple[Any, ...], run: Callable[[tuple[Any, ...]], Any]
+    binding: Binding,
+    inputs: tuple[Any, ...],
+    size: int | None,
+    run: Callable[[tuple[Any, ...]], Any],
 ) -> tuple[Any, ...]:
     """Returns the axes of what the travelling extras hand in.
 
@@ -289,18 +291,19 @@ def extra_axes(
     Args:
       binding: The arguments.
       inputs: What the extras hand in.
+      size: The size of the mapped axis.
       run: Runs the mapped function abstractly, and returns what the extras hand out.
     """
+    if not jax.tree.leaves(inputs):
+        return tuple(None for _ in inputs)
     extras = TRAVELLING.active
     learners = [extra.learner() for extra in extras]
-    if any(learner is not None for learner in learners):
-        present = [learner for learner in learners if learner is not None]
-        with only_travelling(*present):
-            outputs = run(binding.extra_inputs())
-        for learner, output in zip(present, outputs, strict=True):
+    with only_travelling(*learners):
+        outputs = run(binding.extra_inputs())
+        for learner, output in zip(learners, outputs, strict=True):
             learner.deliver(output, binding.live_nodes())
     return tuple(
-        extra.axes(given, learner)
+        extra.axes(given, learner, size)
         for extra, given, learner in zip(extras, inputs, learners, strict=True)
     )
 

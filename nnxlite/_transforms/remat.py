@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 
@@ -18,10 +18,6 @@ from nnxlite._transforms.arguments import (
 from nnxlite._transforms.lift import LiftedFunction
 
 
-@overload
-def remat(fn: Callable[..., Any], /, **options: Any) -> Callable[..., Any]: ...
-@overload
-def remat(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 def remat(
     fn: Callable[..., Any] | None = None,
     /,

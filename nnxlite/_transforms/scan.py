@@ -7,7 +7,7 @@ what the body hands through unchanged, JAX turns into a constant of the loop.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +33,6 @@ from nnxlite._transforms.mapped import (
 )
 
 
-@overload
-def scan(fn: Callable[..., Any], /, **options: Any) -> Callable[..., Any]: ...
-@overload
-def scan(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 def scan(
     fn: Callable[..., Any] | None = None,
     /,
@@ -165,7 +161,7 @@ class ScanFunction(LiftedFunction):
         entry_split, rest_split = body.entries, body.rest
         carry = (entry_split.carried(flat), rest_split.carried(rest))
         xs = (entry_split.sliced(flat), rest_split.sliced(rest))
-        extras = self._split_extras(binding, body, carry, xs)
+        extras = self._split_extras(binding, body, carry, xs, length)
         (carry_values, carry_rest, _), (arrays, parts, extras_out, rider) = jax.lax.scan(
             body, (*carry, extras[0]), (*xs, extras[1]), length=length, **self._options
         )
@@ -190,7 +186,9 @@ class ScanFunction(LiftedFunction):
         return Out(results, changed, extras_out, exit_.definition)
 
 
-    def _split_extras(self, binding: Binding, body: "_Body", carry: Any, xs: Any) -> Any:
+    def _split_extras(
+        self, binding: Binding, body: "_Body", carry: Any, xs: Any, length: int | None
+    ) -> Any:
         """Returns what the extras hand in: the part that is the same for all, and what is sliced."""
         inputs = binding.extra_inputs()
         if not inputs:
@@ -205,7 +203,7 @@ class ScanFunction(LiftedFunction):
 
             return jax.eval_shape(once, carry, xs)
 
-        axes = extra_axes(binding, inputs, run)
+        axes = extra_axes(binding, inputs, length, run)
         leaves, tree = jax.tree_util.tree_flatten(inputs)
         is_mapped: list[bool] = []
         jax.tree.map(

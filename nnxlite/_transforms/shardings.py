@@ -1,8 +1,8 @@
 """The shardings of `jit`, spread over the leaves of objects.
 
 `in_shardings` go to the inner `jax.jit`, leaf by leaf. What the function gives back is known only
-once it was traced, so `out_shardings` become constraints inside it; what changed of an argument keeps
-the sharding that the argument came in with.
+once it was traced, so `out_shardings` become constraints inside it; what changed of an argument
+keeps the sharding that the argument came in with.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,9 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from nnxlite._core import graph
 from nnxlite._core.build import make_leaves
 from nnxlite._core.errors import StructureError, format_path
-from nnxlite._core.graph import FILL_LEAF, FILL_NODE, GraphDef, Slot
+from nnxlite._core.graphdef import FILL_LEAF, FILL_NODE, GraphDef, Slot, leaf_paths
 from nnxlite._core.trace import current_level
 from nnxlite._transforms.axes import entry_roles, spread
 from nnxlite._transforms.lift import Binding, Out, OutDef
@@ -113,7 +112,7 @@ class JitShardings:
 def _output_shardings(
     graphdef: GraphDef[Any], slot: Slot, values: Sequence[Any], role: Any
 ) -> dict[int, Any]:
-    paths = graph.leaf_paths(graphdef.skeleton, [((), slot)])
+    paths = leaf_paths(graphdef.skeleton, [((), slot)])
     level = current_level()
 
     def leaf_at(number: int) -> Any:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 
@@ -23,10 +23,6 @@ from nnxlite._transforms.mapped import (
 )
 
 
-@overload
-def vmap(fn: Callable[..., Any], /, **options: Any) -> Callable[..., Any]: ...
-@overload
-def vmap(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 def vmap(
     fn: Callable[..., Any] | None = None,
     /,
@@ -167,6 +163,7 @@ class VmapFunction(LiftedFunction):
             axes = extra_axes(
                 binding,
                 extras,
+                size,
                 lambda given: jax.eval_shape(
                     lambda flat, rest: mapped(flat, rest, given, None)[2], flat, rest
                 ),

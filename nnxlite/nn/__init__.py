@@ -1,6 +1,16 @@
 """Layers, activations and initializers: ordinary users of the object model."""
 
-from nnxlite.nn import activations, dtypes, initializers, linear, normalization, stochastic
+from nnxlite.nn import (
+    activations,
+    convolution,
+    dtypes,
+    embedding,
+    initializers,
+    linear,
+    normalization,
+    pooling,
+    stochastic,
+)
 from nnxlite.nn.activations import (
     celu,
     elu,
@@ -28,20 +38,29 @@ from nnxlite.nn.activations import (
     swish,
     tanh,
 )
+from nnxlite.nn.convolution import Conv
+from nnxlite.nn.embedding import Embed
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear
-from nnxlite.nn.normalization import BatchNorm
+from nnxlite.nn.normalization import BatchNorm, LayerNorm
+from nnxlite.nn.pooling import avg_pool, max_pool, min_pool
 from nnxlite.nn.stochastic import Dropout
 
 __all__ = [
     "BatchNorm",
+    "Conv",
     "Dropout",
+    "Embed",
     "Initializer",
+    "LayerNorm",
     "Linear",
     "activations",
+    "avg_pool",
     "celu",
+    "convolution",
     "dtypes",
     "elu",
+    "embedding",
     "gelu",
     "glu",
     "hard_sigmoid",
@@ -55,8 +74,11 @@ __all__ = [
     "log_sigmoid",
     "log_softmax",
     "logsumexp",
+    "max_pool",
+    "min_pool",
     "normalization",
     "one_hot",
+    "pooling",
     "relu",
     "relu6",
     "selu",

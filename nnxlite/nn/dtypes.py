@@ -12,8 +12,8 @@ T = TypeVar("T", bound=tuple[Any, ...])
 class PromoteDtype(Protocol):
     """A function that brings arrays to one dtype, as `promote_dtype` does."""
 
-    def __call__(self, args: T, /, *, dtype: DTypeLike | None = None) -> T:
-        """Returns the arrays in one dtype: `dtype` if it is given."""
+    def __call__(self, args: T, /, *, dtype: DTypeLike | None = None, inexact: bool = True) -> T:
+        """Returns the arrays in one dtype: `dtype` if it is given. `inexact` is named if it is False."""
         ...
 
 

@@ -4,6 +4,7 @@ Statistics are computed in float32 at least, whatever the dtype of the input: 25
 infinite in float16.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -182,6 +183,139 @@ class BatchNorm(Module):
     def _move_average(self, average: BatchStat[jax.Array], new: jax.Array) -> None:
         moved = self.momentum * average[...] + (1 - self.momentum) * new
         average[...] = lax.stop_gradient(moved)
+
+
+class LayerNorm(Module):
+    """Normalizes each example by its own mean and variance over the features.
+
+    Args:
+      num_features: Size of the feature axis; the product of their sizes where there are several.
+      epsilon: Added to the variance, in the squared units of the input.
+      dtype: The dtype of the result; by default what input and parameters promote to.
+      param_dtype: The dtype of scale and bias.
+      use_bias: Whether a bias is added.
+      use_scale: Whether the result is scaled; of no use if a linear layer follows at once.
+      bias_init: Initializes the bias.
+      scale_init: Initializes the scale.
+      reduction_axes: The axes over which mean and variance are taken.
+      feature_axes: The axes along which scale and bias differ.
+      axis_name: A mapped axis (`nnx.vmap`, `nnx.shard_map`) to average the statistics over too.
+      axis_index_groups: Groups of indices of that axis to average over, as in `jax.lax.psum`.
+      use_fast_variance: Whether the variance is mean of squares minus square of mean: one pass, but
+        less exact where the mean is large.
+      promote_dtype: Brings `(x, scale, bias)` to one dtype.
+      rngs: The stream `params` initializes scale and bias, in this order.
+      bias_metadata: Metadata of the bias.
+      scale_metadata: Metadata of the scale.
+
+    Attributes:
+      scale: `Param` of shape `(num_features,)`, or None.
+      bias: The same.
+
+    Example:
+      >>> layer = nnx.LayerNorm(4, epsilon=0.0, rngs=nnx.Rngs(0))
+      >>> layer(jnp.array([[1.0, 1.0, 3.0, 3.0]])).tolist()
+      [[-1.0, -1.0, 1.0, 1.0]]
+
+    Source: Ba, Kiros and Hinton 2016, arXiv:1607.06450.
+    """
+
+    scale: Param[jax.Array] | None
+    bias: Param[jax.Array] | None
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-6,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Initializer = initializers.zeros,
+        scale_init: Initializer = initializers.ones,
+        reduction_axes: Axes = -1,
+        feature_axes: Axes = -1,
+        axis_name: str | None = None,
+        axis_index_groups: Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtype = promote_dtype,
+        rngs: Rngs,
+        bias_metadata: Mapping[str, Any] = MappingProxyType({}),
+        scale_metadata: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        shape = (num_features,)
+        self.scale = self.bias = None
+        if use_scale:
+            scale = scale_init(rngs.params(), shape, param_dtype)
+            self.scale = Param(scale, **scale_metadata)
+        if use_bias:
+            self.bias = Param(bias_init(rngs.params(), shape, param_dtype), **bias_metadata)
+        self.num_features = num_features
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.use_scale = use_scale
+        self.reduction_axes = reduction_axes
+        self.feature_axes = feature_axes
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
+
+    def __call__(self, x: jax.Array, *, mask: ArrayLike | None = None) -> jax.Array:
+        """Returns the normalized input.
+
+        Args:
+          x: Of size `num_features` along `feature_axes`.
+          mask: Which elements the statistics count, broadcastable to `x`.
+
+        Returns:
+          The shape of `x`.
+
+        Raises:
+          ValueError: `x` has not that size, or lacks an axis.
+        """
+        scale = None if self.scale is None else self.scale[...]
+        bias = None if self.bias is None else self.bias[...]
+        x, scale, bias = self.promote_dtype((x, scale, bias), dtype=self.dtype)
+        self._check_features(x.shape)
+        mean, var = _compute_stats(
+            x,
+            self.reduction_axes,
+            dtype=self.dtype,
+            axis_name=self.axis_name,
+            axis_index_groups=self.axis_index_groups,
+            use_fast_variance=self.use_fast_variance,
+            mask=mask,
+        )
+        return _normalize(
+            x,
+            mean,
+            var,
+            scale,
+            bias,
+            self.reduction_axes,
+            self.feature_axes,
+            self.dtype,
+            self.epsilon,
+        )
+
+    def _check_features(self, shape: tuple[int, ...]) -> None:
+        features = _canonicalize_axes(len(shape), self.feature_axes)
+        reduced = _canonicalize_axes(len(shape), self.reduction_axes)
+        if any(not 0 <= axis < len(shape) for axis in (*features, *reduced)):
+            raise ValueError(
+                f"LayerNorm({self.num_features}) has reduction axes {self.reduction_axes} and "
+                f"feature axes {self.feature_axes}, found an input of shape {shape} without them."
+            )
+        size = math.prod(shape[axis] for axis in features)
+        if size != self.num_features:
+            raise ValueError(
+                f"LayerNorm({self.num_features}) expects inputs of size {self.num_features} along "
+                f"axes {self.feature_axes}, found shape {shape}."
+            )
 
 
 def _canonicalize_axes(rank: int, axes: Axes) -> tuple[int, ...]:

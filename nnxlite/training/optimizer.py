@@ -12,12 +12,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
+from nnxlite._core.clone import pure
 from nnxlite._core.errors import Path, StructureError, format_path
 from nnxlite._core.filters import Filter
-from nnxlite._core.graph import ARRAY_LEAF
+from nnxlite._core.graphdef import ARRAY_LEAF
 from nnxlite._core.module import Pytree
 from nnxlite._core.placement import place
-from nnxlite._core.split import pure, state, update
+from nnxlite._core.split import state, update
 from nnxlite._core.state import State, StateDef
 from nnxlite._core.trace import check_writable, current_level
 from nnxlite._core.values import normalized
@@ -173,7 +174,7 @@ def to_opt_state(tree: Any, params: State | None = None) -> Any:
             _opt_variable(jax.tree.map(own, _value_of(value)), known.get(path, value))
             for path, value in pairs
         ]
-        statedef = StateDef(
+        statedef = StateDef.of(
             tuple(path for path, _ in pairs), tuple((OptVariable, v._meta) for v in variables)
         )
         # Kept flat, so that a jitted step reads it as one list.
@@ -235,7 +236,7 @@ def _as_arrays(cell: Any) -> Any:
 
 
 def _state_of_arrays(paths: tuple[Path, ...], values: list[Any]) -> State:
-    return State._make(values, StateDef(paths, (ARRAY_LEAF,) * len(paths)), current_level())
+    return State._make(values, StateDef.of(paths, (ARRAY_LEAF,) * len(paths)), current_level())
 
 
 def _matched(treedef: Any, cells: list[Any], new_state: Any) -> list[Any]:

@@ -309,8 +309,9 @@ def _define_adam(nnx: Any) -> type:
 
         def update(self, model, grads):
             params, treedef = jax.tree.flatten(nnx.state(model, nnx.Param))
-            old = [[v[...] for v in moments] for moments in (self.mu, self.nu)]
-            params, mu, nu, count = adam(params, jax.tree.leaves(grads), *old, self.count[...])
+            mu, nu = ([v[...] for v in moments] for moments in (self.mu, self.nu))
+            grads = jax.tree.leaves(grads)
+            params, mu, nu, count = adam(params, grads, mu, nu, self.count[...])
             nnx.update(model, jax.tree.unflatten(treedef, params))
             moments = itertools.chain(self.mu, self.nu)
             for variable, value in zip(moments, mu + nu, strict=True):

@@ -28,7 +28,7 @@ NNX = ("raw", "nnxlite", "flax")
 OBJECTS = ("nnxlite", "flax")
 DICT_LEAVES = 700
 DEEP_BLOCKS = 24
-UPDATES_PER_PARAM = 3
+ARRAYS_PER_PARAM = 3  # its value and two moments
 
 LARGEST_WITH_PEERS = 1000
 """Sizes above this are about scaling against raw JAX: costly rows leave the other libraries out."""
@@ -69,7 +69,7 @@ def model_leaves(size: int) -> int:
 
 
 def training_leaves(size: int) -> int:
-    return UPDATES_PER_PARAM * model_leaves(size // UPDATES_PER_PARAM) + 1
+    return ARRAYS_PER_PARAM * model_leaves(size // ARRAYS_PER_PARAM) + 1
 
 
 def blocks_of(size: int) -> int:
@@ -159,7 +159,7 @@ def forward(library, size):
 @functools.cache
 def training(library: Any, size: int, donate: bool, optax: bool) -> models.Training:
     """Shared by the rows that take the same step, so that it compiles once."""
-    return library.training(blocks_of(size // UPDATES_PER_PARAM), donate=donate, optax=optax)
+    return library.training(blocks_of(size // ARRAYS_PER_PARAM), donate=donate, optax=optax)
 
 
 def stepping(library: Any, size: int, *, donate: bool = False, optax: bool = False) -> Contender:

@@ -143,3 +143,39 @@ def test_text_breaks_lines_at_the_width():
 def test_bytes_are_written_in_decimal_units(size, unit):
     abstract = jax.ShapeDtypeStruct((size,), "int8")
     assert text(Param(abstract)).endswith(f"({unit})")
+
+
+def test_text_of_a_state_nests_plain_braces():
+    class Outer(nnx.Module):
+        def __init__(self):
+            self.inner = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+
+    assert text(nnx.state(Outer())) == "\n".join(
+        [
+            "State({  # Param: 2 (8 B)",
+            "  'inner': {  # Param: 2 (8 B)",
+            "    'w': Param(float32[2]),  # 2 (8 B)",
+            "  },",
+            "})",
+        ]
+    )
+
+
+def test_text_of_a_module_is_its_repr():
+    class Tied(nnx.Module):
+        def __init__(self):
+            self.first = nnx.List([nnx.Param(jnp.float32(1))])
+            self.second = self.first
+            self.me = self
+
+    assert repr(Tied()) == "\n".join(
+        [
+            "Tied(  # Param: 1 (4 B)",
+            "  first=List([  # Param: 1 (4 B)",
+            "    Param(float32[]),",
+            "  ]),",
+            "  second=<List shared with .first>,",
+            "  me=<Tied cycle to the root>,",
+            ")",
+        ]
+    )

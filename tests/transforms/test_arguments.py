@@ -113,9 +113,9 @@ def test_parameters_without_the_constants():
 
 def test_transformed_method_is_its_function_and_its_object():
     cell = Cell()
-    bound = Bound(three, (cell,), {"c": 1})
-    assert resolve(bound) == (three, (cell,), {"c": 1})
-    assert bound(2) == (cell, 2, (), 1, None, {})
+    bound = Bound(three, cell, c=cell)
+    assert resolve(bound) == (three, (cell,), {"c": cell})
+    assert bound(2) == (cell, 2, (), cell, None, {})
     assert bound.__self__ is cell and bound.__func__ is three and bound.__name__ == "three"
 
 

@@ -1,17 +1,36 @@
 """Laws of `nnx.grad`: gradients of a hand-split `jax.grad`, and the effects of the plain call."""
 
+import dataclasses
+
 import hypothesis.strategies as st
 import jax
 import pytest
 from hypothesis import given
 
 import nnxlite as nnx
-from tests.isomorphism import assert_isomorphic
-from tests.programs import programs
-from tests.strategies import Count, blueprints, examples
+from tests.isomorphism import assert_isomorphic, reachable
+from tests.programs import Program, programs
+from tests.strategies import Count, blueprints, examples, sum_of
 
 pytestmark = pytest.mark.filterwarnings("error")
 kinds = st.sampled_from([nnx.Param, nnx.BatchStat, Count, (nnx.Param, Count)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A program, with a loss that depends on each Variable that is there in the end."""
+
+    program: Program
+
+    def __call__(self, *models):
+        total, given = self.program(*models)
+        for node in reachable(models):
+            if isinstance(node, nnx.Variable):
+                total = total + sum_of(node) * (sum_of(node) + 1.0)
+        return total, given
+
+
+losses = st.builds(Loss, programs())
 
 
 def by_hand(loss, models, kind):
@@ -26,45 +45,45 @@ def assert_equal_gradients(expected, found):
 
 
 @examples(1)
-@given(blueprints(), programs())
-def test_value_and_grad_has_the_effects_of_the_call(blueprint, program):
+@given(blueprints(), losses)
+def test_value_and_grad_has_the_effects_of_the_call(blueprint, loss):
     eager, lifted = blueprint.root, blueprint.root
-    expected = program(eager)
-    found, _ = nnx.value_and_grad(program, has_aux=True)(lifted)
+    expected = loss(eager)
+    found, _ = nnx.value_and_grad(loss, has_aux=True)(lifted)
     assert_isomorphic((eager, expected), (lifted, found))
 
 
 @examples(1)
-@given(blueprints(), programs())
-def test_gradients_are_those_of_hand_split_jax(blueprint, program):
-    expected = by_hand(program, (blueprint.root,), nnx.Param)
-    found, _ = nnx.grad(program, has_aux=True)(blueprint.root)
+@given(blueprints(), losses)
+def test_gradients_are_those_of_hand_split_jax(blueprint, loss):
+    expected = by_hand(loss, (blueprint.root,), nnx.Param)
+    found, _ = nnx.grad(loss, has_aux=True)(blueprint.root)
     assert_equal_gradients({path[1:]: g for path, g in expected.items()}, found)
 
 
 @examples(1)
-@given(blueprints(), programs(), kinds)
-def test_gradients_of_any_kind(blueprint, program, kind):
-    expected = by_hand(program, (blueprint.root,), kind)
+@given(blueprints(), losses, kinds)
+def test_gradients_of_any_kind(blueprint, loss, kind):
+    expected = by_hand(loss, (blueprint.root,), kind)
     wrt = nnx.DiffState(0, kind)
-    found, _ = nnx.grad(program, argnums=wrt, has_aux=True)(blueprint.root)
+    found, _ = nnx.grad(loss, argnums=wrt, has_aux=True)(blueprint.root)
     assert_equal_gradients({path[1:]: g for path, g in expected.items()}, found)
 
 
 @examples(1)
-@given(blueprints(roots=2), programs())
-def test_effects_reach_objects_that_are_not_differentiated(blueprint, program):
+@given(blueprints(roots=2), losses)
+def test_effects_reach_objects_that_are_not_differentiated(blueprint, loss):
     eager, lifted = blueprint.build(), blueprint.build()
-    expected = program(*eager)
-    found, _ = nnx.value_and_grad(program, has_aux=True)(*lifted)
+    expected = loss(*eager)
+    found, _ = nnx.value_and_grad(loss, has_aux=True)(*lifted)
     assert_isomorphic((eager, expected), (lifted, found))
 
 
 @examples(1)
-@given(blueprints(), programs())
-def test_grad_inside_jit_is_grad(blueprint, program):
+@given(blueprints(), losses)
+def test_grad_inside_jit_is_grad(blueprint, loss):
     eager, lifted = blueprint.root, blueprint.root
-    transform = nnx.value_and_grad(program, has_aux=True)
+    transform = nnx.value_and_grad(loss, has_aux=True)
     expected, by_grad = transform(eager)
     found, by_both = nnx.jit(transform)(lifted)
     assert_isomorphic((eager, expected), (lifted, found))
@@ -72,10 +91,10 @@ def test_grad_inside_jit_is_grad(blueprint, program):
 
 
 @examples(1)
-@given(blueprints(), programs())
-def test_failed_grad_changes_nothing(blueprint, program):
+@given(blueprints(), losses)
+def test_failed_grad_changes_nothing(blueprint, loss):
     def fails(model):
-        program(model)
+        loss(model)
         raise ZeroDivisionError("after all changes")
 
     model = blueprint.root

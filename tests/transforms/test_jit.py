@@ -1,11 +1,14 @@
 """jit of functions of objects: what it compiles, when it traces again, and its options."""
 
+import copy
 import functools
 import gc
 import inspect
+import pickle
 import warnings
 import weakref
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +21,7 @@ from nnxlite._core.errors import (
     StructureError,
     TraceLevelError,
 )
-from nnxlite._transforms.jit import MAX_BOUND, _BOUND
+from nnxlite._transforms.jit import _BOUND, MAX_BOUND
 from tests.isomorphism import assert_isomorphic
 from tests.transforms.samples import Cell, Tree, counted
 
@@ -851,3 +854,66 @@ def test_write_at_another_level_names_argument_and_path():
     m = Cell()
     with pytest.raises(TraceLevelError, match=r"nnx\.jit\(<lambda>\) changed model\.n \(Variable"):
         jax.vmap(lambda x: nnx.jit(lambda model, x: model(x))(m, x))(jnp.ones(2))
+
+
+# Around it: names, debugging, copies.
+
+
+def test_switching_names_off_traces_again_and_both_stay_cached():
+    run, traces = counted(lambda m, x: m(x))
+    jitted, m = nnx.jit(run), Cell()
+    for _ in range(2):
+        jitted(m, ONE)
+        with nnx.override_named_call(False):
+            jitted(m, ONE)
+    assert len(traces) == 2 and int(m.n[...]) == 4
+
+
+def test_without_jit_the_function_runs_as_it_is():
+    m, other, jitted = Cell(), Cell(), nnx.jit(lambda m, x: m(x) * other.w[...])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with jax.disable_jit():
+            assert jitted(m, ONE) == jitted(m, ONE) == 4
+        assert jitted(m, ONE) == 4
+    assert int(m.n[...]) == 3
+
+
+@pytest.mark.parametrize("make", [Cell, Tree])
+def test_no_tracer_outlives_a_call(make):
+    def f(m):
+        m.extra = Cell()
+        m.items = [m.extra]
+        return m.extra
+
+    m = make()
+    with jax.checking_leaks():
+        assert nnx.jit(f)(m) is m.extra
+        nnx.jit(lambda m: m.extra(ONE))(m)
+
+
+def test_deepcopy_of_a_jitted_function_is_itself():
+    m = Cell()
+    m.helper = helper = nnx.jit(lambda x: x + ONE)
+    assert copy.deepcopy(m).helper is helper and copy.copy(helper) is helper
+    assert nnx.clone(m).helper is helper and nnx.jit(lambda m: m.helper(m.w[...]))(m) == 3
+
+
+@nnx.jit
+def at_module_level(m):
+    return m.w[...] * 2.0
+
+
+def test_jitted_functions_and_methods_pickle():
+    assert pickle.loads(pickle.dumps(at_module_level)) is at_module_level
+    assert pickle.loads(pickle.dumps(Stepper.step)) is Stepper.step
+    assert pickle.loads(pickle.dumps(Stepper().step))(ONE) == 2
+    local = nnx.jit(lambda m, k: m.w[...] * jnp.float32(k), static_argnums=1)
+    assert cloudpickle.loads(cloudpickle.dumps(local))(Cell(), 3) == 6
+
+
+def test_jitted_method_as_an_attribute_of_its_object_is_an_error():
+    m = Cell()
+    m.run = nnx.jit(m.__call__)
+    with pytest.raises(StaticValueError, match=r"model\.run .* is a Cell.* Make the function a method"):
+        nnx.split(m)
