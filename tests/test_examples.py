@@ -1,6 +1,7 @@
 """Each example runs from the command line, and says clearly what is wrong with its arguments."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -12,9 +13,12 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run_example(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_example(name: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs an example in a folder of its own, for some write files."""
     command = [sys.executable, str(EXAMPLES / name), *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    paths = [str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 
 
 def load_example(name: str) -> types.ModuleType:
@@ -26,18 +30,21 @@ def load_example(name: str) -> types.ModuleType:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
-def test_example_runs_two_steps(name: str) -> None:
-    done = run_example(name, "--steps", "2")
+def test_example_runs_two_steps(name: str, tmp_path: Path) -> None:
+    done = run_example(name, "--steps", "2", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "after 2 steps" in done.stdout
 
 
-def test_digits_learns_and_shows_what() -> None:
-    done = run_example("digits.py", "--steps", "250")
+def test_digits_learns_and_shows_what(tmp_path: Path) -> None:
+    done = run_example("digits.py", "--steps", "250", "--report", "report.html", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     found = re.search(r"test accuracy: ([\d.]+) %", done.stdout)
-    assert found and float(found[1]) >= 96, done.stdout
+    assert found and float(found[1]) >= 97, done.stdout
     assert "250/250" in done.stderr  # the progress bar
+    assert re.search(r"second\.norm +\(8, 4, 4, 64\)", done.stdout)  # captured
+    report = (tmp_path / "report.html").read_text()
+    assert report.count("<treescope-container") == 5
     assert "Classifier" in done.stdout
     assert "hardest digit" in done.stdout
 
@@ -52,6 +59,7 @@ def test_digits_learns_and_shows_what() -> None:
         ("--batch-size", "5000", "expected 2 to"),
         ("--learning-rate", "-0.1", "expected more than 0"),
         ("--learning-rate", "nan", "expected more than 0"),
+        ("--report", "no/such/folder/report.html", "that folder is missing"),
         ("--colour", "red", "unrecognized arguments"),
     ],
 )

@@ -20,39 +20,36 @@ ROWS = [
     "_core.statics",
     "_core.metadata",
     "_core.variable",
-    "_core.variable_names _core.sharding _core.filters _core.records",
-    "_core.kinds",
+    "_core.variable_names _core.kinds _core.sharding _core.filters _core.records",
     "_core.graphdef",
-    "_core.graph _core.state _core.outline",
-    "_core.build _core.plan _core.marks _core.recording _core.state_forms",
-    "_core.split _core.iterate _core.pytree _core.clone _core.sowing",
-    "_core.pop _core.call _core.capture",
-    "_core.attributes",
+    "_core.graph _core.spots _core.outline _core.state",
+    "_core.build _core.plan _core.marks _core.state_forms _core.recording",
+    "_core.split _core.clone _core.iterate _core.pytree _core.sowing",
+    "_core.call _core.pop _core.attributes _core.capture",
     "_core.module",
     "_core.containers _core.rngs",
     "_core.random_state",
     "_transforms.arguments",
     "_transforms.lift",
     "_transforms.axes",
-    "_transforms.mapped _transforms.shardings",
-    "_transforms.jit _transforms.grad _transforms.remat _transforms.vmap",
-    "_transforms.scan _transforms.control",
-    "_transforms.shapes _transforms.shard",
-    "_transforms.observe",
+    "_transforms.changes _transforms.roles _transforms.shapes _transforms.shardings",
+    "_transforms.grad _transforms.jit _transforms.control _transforms.mapped",
+    "_transforms.observe _transforms.remat _transforms.vmap _transforms.scan_body",
+    "_transforms.scan",
 ]
 
 # Users of the rooms above: each has rows of its own, and none knows of another.
 WINGS = {
     "nn": [
         "dtypes flags initializers activations pooling",
-        "linear normalization stochastic convolution embedding",
+        "linear convolution embedding normalization stochastic",
     ],
     "training": ["metrics optimizer"],
     "profiling": [],
     "bridge": [],
 }
 
-# A verb offered as a method too lives in a row below its class, which imports it when called.
+# A verb that is offered as a method too lives below its class, which imports it when called.
 WHEN_CALLED = {
     ("_core.graphdef", "_core.call"),
     ("_core.graphdef", "_core.outline"),

@@ -51,7 +51,8 @@ NAMES = {
     """,
     "training": "Metric ModelAndOptimizer MultiMetric Optimizer",
     "modules": """
-        errors filterlib initializers metrics nn optimizer rnglib sharding statelib training variablelib
+        errors filterlib initializers metrics nn optimizer rnglib sharding statelib training
+        variablelib
     """,
 }
 EXPECTED = {name for names in NAMES.values() for name in names.split()}

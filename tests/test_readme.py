@@ -42,3 +42,8 @@ def test_extras_and_what_they_add_are_true() -> None:
         extra: [re.split(r"[<>=]", requirement)[0] for requirement in requirements]
         for extra, requirements in project["optional-dependencies"].items()
     }
+
+
+def test_all_guides_are_listed() -> None:
+    listed = re.findall(r"\]\((guides/.*?)\)", README)
+    assert listed == sorted(f"guides/{path.name}" for path in ROOT.glob("guides/*.md"))

@@ -5,12 +5,14 @@ general form: the caller says which nodes and leaves exist already, and those ar
 place, which is how changes made inside a transform reach the caller's own objects.
 """
 
+import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nnxlite._core import statics
 from nnxlite._core.errors import StaticValueError
+from nnxlite._core.graph import DATA, Bare, mark_of
 from nnxlite._core.graphdef import (
     ARRAY_LEAF,
     FILL_LEAF,
@@ -26,6 +28,7 @@ from nnxlite._core.graphdef import (
     thaw_key,
 )
 from nnxlite._core.kinds import (
+    ARRAY,
     METHOD,
     PARTIAL,
     SET,
@@ -35,6 +38,7 @@ from nnxlite._core.kinds import (
     rebuild_value,
     value_children,
 )
+from nnxlite._core.spots import spots_of
 from nnxlite._core.trace import Level
 from nnxlite._core.versions import object_changed
 
@@ -56,7 +60,11 @@ def build(
     """
     leaves = make_leaves(graphdef.leaves, values, level)
     nodes: list[Any] = [None] * len(graphdef.skeleton.records)
-    return assemble(graphdef.skeleton, nodes, leaves, level), nodes, leaves
+    roots = assemble(graphdef.skeleton, nodes, leaves, level)
+    if ARRAY_LEAF in graphdef.leaves:
+        arrays = [n for n, kind in enumerate(graphdef.leaves) if kind is ARRAY_LEAF]
+        mark_bare(graphdef.skeleton, nodes, leaves, arrays)
+    return roots, nodes, leaves
 
 
 def make_leaves(kinds: Sequence[Leaf], values: Sequence[Any], level: Level) -> list[Any]:
@@ -83,6 +91,8 @@ def assemble(
       level: The trace level of the nodes that are made.
       check: Called with the number of each existing node that will change, before any does.
     """
+    if not any(node is not None for node in nodes):
+        return _assemble_fresh(skeleton, nodes, leaves, level)
     records = skeleton.records
     existing = [number for number, node in enumerate(nodes) if node is not None]
     fresh = [number for number, node in enumerate(nodes) if node is None]
@@ -100,6 +110,125 @@ def assemble(
     for node, record, items in changes:
         _replace_items(node, record, items)
     return [content(slot, nodes, leaves) for slot in skeleton.roots]
+
+
+def mark_bare(
+    skeleton: Skeleton, nodes: Sequence[Any], leaves: Sequence[Any], numbers: Iterable[int]
+) -> None:
+    """Marks what is no Variable and would not flatten to the same skeleton by its type alone.
+
+    That is a leaf such as an axis or a label, which JAX puts in the place of an array, and an
+    array that stands where a shared Variable was.
+
+    Args:
+      skeleton: What the nodes were made from.
+      nodes: All nodes, by number.
+      leaves: All leaves, by number.
+      numbers: Those that may have to be marked.
+    """
+    spots = spots_of(skeleton)
+    bare = {
+        number: Bare()
+        for number in numbers
+        if number in spots.shared or kind_of(leaves[number]) != ARRAY
+    }
+    if not bare:
+        return
+    for (number, attribute, steps), leaf in spots.leaves:
+        if leaf in bare and mark_of(nodes[number], attribute) != DATA:
+            node = nodes[number]
+            marks = {**(node._marks or {}), (attribute, *steps): bare[leaf]}
+            _set(node, "_marks", marks)
+
+
+def _assemble_fresh(
+    skeleton: Skeleton, nodes: list[Any], leaves: Sequence[Any], level: Level
+) -> list[Any]:
+    """`assemble` where nothing exists yet, by recipes that the skeleton keeps."""
+    recipes = skeleton.cache.get("recipes")
+    if recipes is None:
+        recipes = skeleton.cache["recipes"] = _recipes(skeleton)
+    fixed, records = recipes
+    for number, recipe in enumerate(records):
+        nodes[number] = recipe.shell(level)
+    pool = [*leaves, *nodes, *fixed]
+    for node, recipe in zip(nodes, records, strict=True):
+        recipe.fill(node, pool, nodes, leaves)
+    return [content(slot, nodes, leaves) for slot in skeleton.roots]
+
+
+class _Recipe:
+    """How one node is made: what it holds is picked from a pool in one call.
+
+    Attributes:
+      record: The node's record.
+      keys: The keys of what is picked.
+      pick: Picks from leaves, nodes and static values, in this order.
+      rest: Slots to be made one by one: values, bound methods, mutable static values.
+    """
+
+    __slots__ = ("keys", "marks", "pick", "record", "rest")
+
+    def __init__(self, record: Record, indices: list[int | None]) -> None:
+        self.record = record
+        self.marks = dict(record.marks)
+        pairs = list(zip(record.slots, indices, strict=True))
+        ordered = record.cls in (list, dict)
+        if ordered and None in indices:  # these keep their order: all of it one by one
+            pairs = [(slot, None) for slot, _ in pairs]
+        picked = [(thaw_key(slot[0]), index) for slot, index in pairs if index is not None]
+        self.keys = tuple(key for key, _ in picked)
+        self.pick = _picker([index for _, index in picked])
+        self.rest = tuple(slot for slot, index in pairs if index is None)
+
+    def shell(self, level: Level) -> Any:
+        """Makes the node without contents."""
+        cls = self.record.cls
+        if cls is list or cls is dict:
+            return cls()
+        return cls._node_new(level, dict(self.marks) if self.marks else None)  # type: ignore[attr-defined]
+
+    def fill(
+        self, node: Any, pool: Sequence[Any], nodes: Sequence[Any], leaves: Sequence[Any]
+    ) -> None:
+        """Puts the contents in."""
+        if type(node) is list:
+            node.extend(self.pick(pool))
+            node.extend([content(slot, nodes, leaves) for slot in self.rest])
+            return
+        items = node if type(node) is dict else node._node_items()
+        items.update(zip(self.keys, self.pick(pool), strict=True))
+        for slot in self.rest:
+            items[thaw_key(slot[0])] = content(slot, nodes, leaves)
+
+
+def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    if not indices:
+        return lambda pool: ()
+    if len(indices) == 1:
+        (only,) = indices
+        return lambda pool: (pool[only],)
+    return operator.itemgetter(*indices)
+
+
+def _recipes(skeleton: Skeleton) -> tuple[list[Any], list[_Recipe]]:
+    fixed: list[Any] = []
+    num_leaves, num_nodes = skeleton.num_leaves, len(skeleton.records)
+    recipes = []
+    for record in skeleton.records:
+        indices: list[int | None] = []
+        for _, how, payload in record.slots:
+            index: int | None = None
+            if how == FILL_LEAF:
+                index = payload
+            elif how == FILL_NODE:
+                index = num_leaves + payload
+            elif how == FILL_STATIC and payload.value is payload.value:  # no copy at each use
+                index = num_leaves + num_nodes + len(fixed)
+                fixed.append(payload.value)
+            indices.append(index)
+        recipes.append(_Recipe(record, indices))
+    return fixed, recipes
 
 
 def content(slot: Slot, nodes: Sequence[Any], leaves: Sequence[Any]) -> Any:

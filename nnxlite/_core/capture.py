@@ -10,7 +10,7 @@ import functools
 import re
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import FunctionType
 from typing import Any
@@ -116,6 +116,8 @@ def _captured(fn: Any, wanted: Wanted, init: Any) -> Callable[..., Any]:
         recorder = recorder_for(root, wanted)
         _take_init(recorder, init)
         result = record(recorder, fn, args, kwargs)
+        warn_of_skipped(recorder.skipped)
+        _check_strangers(recorder)
         states = _states(recorder, root)
         return (result, *states) if states else result
 
@@ -140,16 +142,18 @@ def record(recorder: Recorder, fn: Any, args: tuple[Any, ...], kwargs: dict[str,
         stack.enter_context(travelling(recorder))
         if recorder.wanted.outputs is not None:
             stack.enter_context(scope.recording_outputs(record_output))
-        result = fn(*args, **kwargs)
-    if recorder.skipped:
+        return fn(*args, **kwargs)
+
+
+def warn_of_skipped(outputs: Iterable[str]) -> None:
+    """Warns, on the line of the captured call, of outputs that no transform could hand out."""
+    if named := ", ".join(outputs):
         warnings.warn(
-            f"The outputs of {', '.join(recorder.skipped)} are not recorded: a plain JAX transform "
-            "stands between the capture and the methods, and JAX gives no way to hand values out. "
-            "Use the transform of nnxlite in its place.",
+            f"The outputs of {named} are not recorded: a plain JAX transform stands between the "
+            "capture and the methods, and JAX gives no way to hand values out. Use the transform "
+            "of nnxlite in its place.",
             stacklevel=3,
         )
-    _check_strangers(recorder)
-    return result
 
 
 def root_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -178,6 +182,11 @@ def _own_root(fn: Any) -> Any:
         if first is not None and kind_of(fn.func) != OBJECT:
             return first
         fn = fn.func
+    while isinstance(fn, FunctionType):  # a captured one, or otherwise decorated
+        wrapped = getattr(fn, "__wrapped__", None)
+        if wrapped is None:
+            return None
+        fn = wrapped
     owner = fn.__self__ if isinstance(fn, types.MethodType) else getattr(fn, "__self__", fn)
     return owner if kind_of(owner) == OBJECT else None
 
@@ -230,27 +239,27 @@ def final_paths(recorder: Recorder, root: Any) -> dict[Label, Path]:
     for owner, label in recorder.owners.values():
         if id(owner) in now:
             found[label] = now[id(owner)]
+    below = _below(root, found)
+    keys = {path[len(below)] for path in found.values() if len(path) > len(below)}
     taken = set(found.values())
-    # Keys of one level are all str or all int, as those of a root that is a list or tuple.
-    below = () if not any(type(p[0]) is int for p in taken if p) else (_size(root),)
     for label in recorder.records:
         if label in found:
             continue
         if type(label) is tuple and label not in taken:
             found[label] = label  # it was taken out of the root
-        else:
-            name = stranger_name(label) if type(label) is Stranger else _class_name(recorder, label)
-            found[label] = (*below, name)
+            continue
+        stranger = label if type(label) is Stranger else recorder.as_stranger(label)
+        name = stranger_name(stranger)
+        found[label] = (*below, f"{name}#0" if name in keys else name)
     return found
 
 
-def _size(root: Any) -> int:
-    return len(root) if isinstance(root, list | tuple) else 1 + max(root)
-
-
-def _class_name(recorder: Recorder, label: Label) -> str:
-    owner = next(owner for owner, known in recorder.owners.values() if known == label)
-    return f"{type(owner).__name__} before"
+def _below(root: Any, paths: Mapping[Label, Path]) -> Path:
+    """Returns what paths of strangers start with: keys of one level are all str or all int."""
+    if isinstance(root, list | tuple):
+        return (len(root),)
+    first = [path[0] for path in paths.values() if path and type(path[0]) is int]
+    return (1 + max(first),) if first else ()
 
 
 def _states(recorder: Recorder, root: Any) -> list[State]:

@@ -7,9 +7,9 @@ is finished, a cycle if it is still open.
 
 This room is below all others, so it knows classes by their shape: a class with `__nnx_node__` and
 `_node_items()` is an object, one that is also a mapping a State, one with `__nnx_node__` alone a
-Variable, and any class may answer with `_description_parts()`. Array contents are not read unless `values` asks for it, so that
-describing waits for no device and minds no tracers or deleted arrays; and nothing here raises,
-whatever a user's object does.
+Variable, and any class may answer with `_description_parts()`. Array contents are not read unless
+`values` asks for it, so that describing waits for no device and minds no tracers or deleted arrays;
+and nothing here raises, whatever a user's object does.
 """
 
 import dataclasses

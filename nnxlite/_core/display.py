@@ -21,7 +21,7 @@ _PAGE = """<!DOCTYPE html>
 <title>{title}</title>
 <style>
 body {{ margin: 2em; font-family: sans-serif; line-height: 1.5; }}
-div {{ margin-bottom: 1.5em; }}
+div {{ margin-bottom: 1.5em; overflow-x: auto; }}
 p {{ margin: 2em 0 0.5em; font-weight: bold; white-space: pre-line; }}
 </style>
 </head>
@@ -72,11 +72,11 @@ def save_html(path: str | os.PathLike[str], *objects: Any) -> None:
       ValueError: No objects are given.
 
     Example:
-      >>> import tempfile
+      >>> import pathlib, tempfile
       >>> with tempfile.TemporaryDirectory() as folder:
-      ...     file = f"{folder}/model.html"
+      ...     file = pathlib.Path(folder, "model.html")
       ...     nnx.save_html(file, "A layer", nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
-      ...     open(file).read().count("<p>A layer</p>")
+      ...     file.read_text().count("<p>A layer</p>")
       1
     """
     if not objects:

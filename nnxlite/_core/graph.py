@@ -7,7 +7,7 @@ and leaves. Keeping such a flattening for the next call is `plan.py`.
 
 import types
 from collections.abc import Hashable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -53,10 +53,10 @@ _set = object.__setattr__
 
 
 class Bare:
-    """The mark of a place where JAX put something that is no data by its type, such as an axis.
+    """The mark of a place where JAX put something that is no leaf by its type, such as an axis.
 
-    It counts as a leaf there. Places of one leaf share one mark. In the marks of an object it stands
-    under a tuple: the attribute, then steps through what it holds.
+    It counts as a leaf there, and places with the same mark hold one leaf. In the marks of an object
+    it stands under a tuple: the attribute, then steps through what it holds.
     """
 
     __slots__ = ()
@@ -82,6 +82,7 @@ class Roots:
     __slots__ = ("__weakref__", "_level", "items")
 
     _marks = None  # nothing was said of them
+    _class_marks: ClassVar[dict[str, int]] = {}
 
     def __init__(self, items: dict[Hashable, Any]) -> None:
         self.items = items
@@ -98,6 +99,7 @@ class Flat(NamedTuple):
     nodes: list[Any]  # objects, lists and dicts, by node number
     leaves: list[Any]  # Variables and States themselves, arrays by value; by leaf number
     places: list[Place | None]  # of array leaves; None for the others
+    echoes: list[tuple[int, Place]]  # more places of array leaves that are marked as one
     watched: list[tuple[Place, Any]]  # what is mutable and has no version, with where it hangs
     node_versions: list[int]  # of the objects among the nodes, as they were when met
     leaf_versions: list[int]  # of the Variables and States among the leaves
@@ -125,6 +127,7 @@ def flatten(roots: tuple[Any, ...]) -> Flat:
         walk.nodes,
         walk.leaves,
         walk.places,
+        walk.echoes,
         walk.watched,
         walk.node_versions,
         walk.leaf_versions,
@@ -153,6 +156,7 @@ class _Walk:
         self.leaves: list[Any] = []
         self.kinds: list[Leaf] = []
         self.places: list[Place | None] = []
+        self.echoes: list[tuple[int, Place]] = []
         self.watched: list[tuple[Place, Any]] = []
         self.node_versions: list[int] = []
         self.leaf_versions: list[int] = []
@@ -214,6 +218,8 @@ class _Walk:
         number = self.leaf_numbers.get(id(mark))
         if number is None:
             number = self.leaf_numbers[id(mark)] = self.array_leaf(value, place)
+        else:
+            self.echoes.append((number, place))
         return number
 
     def static(self, value: Any, path: Path, place: Place) -> Static:

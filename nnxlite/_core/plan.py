@@ -50,11 +50,12 @@ _set = object.__setattr__
 class ArraySlot:
     """Reads and writes an array where it hangs, with the face of a weak reference to a Variable."""
 
-    __slots__ = ("attribute", "holder", "steps")
+    __slots__ = ("attribute", "echoes", "holder", "steps")
 
     def __init__(self, place: Place) -> None:
         self.holder = weakref.ref(place.holder)
         self.attribute, self.steps = place.attribute, place.steps
+        self.echoes: list[ArraySlot] = []  # other places of the same leaf
 
     def __call__(self) -> "ArraySlot":
         return self
@@ -67,6 +68,8 @@ class ArraySlot:
     def _value(self, value: Any) -> None:
         items = self.holder()._node_items()  # type: ignore[union-attr]
         items[self.attribute] = _replaced(items[self.attribute], self.steps, value)
+        for echo in self.echoes:
+            echo._value = value
 
     @property
     def _level(self) -> Level:
@@ -245,6 +248,8 @@ class Plan(Validity):
             weakref.ref(leaf) if place is None else ArraySlot(place)
             for leaf, place in zip(flat.leaves, flat.places, strict=True)
         ]
+        for number, place in flat.echoes:
+            self.handles[number].echoes.append(ArraySlot(place))  # type: ignore[attr-defined]
         versioned: list[Callable[[], Any]] = [ref for ref in self.nodes if ref is not None]
         versioned += [
             handle for handle, place in zip(self.handles, flat.places, strict=True) if place is None

@@ -10,6 +10,7 @@ Both directions run while JAX holds placeholders instead of arrays: nothing here
 calls hooks or `__init__`, or looks at a value.
 """
 
+import operator
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -17,24 +18,24 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
-from nnxlite._core.build import assemble
-from nnxlite._core.graph import Bare, Place
+from nnxlite._core.build import assemble, mark_bare
+from nnxlite._core.graph import Place
 from nnxlite._core.graphdef import (
     ARRAY_LEAF,
     FILL_LEAF,
     FILL_METHOD,
     FILL_NODE,
-    FILL_STATIC,
     FILL_VALUE,
-    Record,
     Skeleton,
     Slot,
     thaw_key,
 )
 from nnxlite._core.intern import InternTable
-from nnxlite._core.kinds import ARRAY, STATE, VARIABLE, Foreign, kind_of
+from nnxlite._core.kinds import STATE, VARIABLE, Foreign, kind_of
 from nnxlite._core.plan import Validity, follow, plan_of
+from nnxlite._core.spots import spots_of
 from nnxlite._core.trace import FLATTENING, OPAQUE, Opaque, current_level
+from nnxlite._core.variable import Variable
 from nnxlite._core.versions import EPOCH
 
 _set = object.__setattr__
@@ -80,7 +81,7 @@ jax.tree_util.register_pytree_with_keys(
     Level,
     lambda level: (zip(level.entries.key, level.children, strict=True), level.entries),
     lambda entries, children: Level(entries, list(children)),
-    lambda level: (level.children, level.entries),
+    operator.attrgetter("children", "entries"),
 )
 
 # The shape of a flattened object: its key entries, and per child a leaf number or the layout below.
@@ -227,21 +228,18 @@ def _unflatten(skeleton: Any, children: Iterable[Any]) -> Any:
     _spread(layout_of(skeleton), children, leaves)
     nodes: list[Any] = [None] * len(skeleton.records)
     (root,) = assemble(skeleton, nodes, leaves, level)
-    kinds = [kind_of(leaf) for leaf in leaves]
-    for kind, leaf in zip(kinds, leaves, strict=True):
-        if kind == VARIABLE and leaf._level is None:
-            leaf._level = level
-    bare = {n: Bare() for n, kind in enumerate(kinds) if kind not in (VARIABLE, STATE, ARRAY)}
-    if bare:
-        _mark_bare(skeleton, nodes, bare)
-    if bare or ARRAY in kinds:
+    if all([isinstance(leaf, Variable) for leaf in leaves]):
+        for leaf in leaves:
+            if leaf._level is None:
+                leaf._level = level
+    elif _settle_others(skeleton, nodes, leaves, level):
         return root
     # JAX flattens what it just unflattened, in each trace: keep the work.
     objects = [node for node in nodes if type(node) not in (list, dict)]
     for node in objects:
         _set(node, "_version", 1)
     watched = []
-    for number, attribute, steps in _spots_of(skeleton).watched:
+    for number, attribute, steps in spots_of(skeleton).watched:
         place = Place(nodes[number], attribute, steps)
         watched.append((place, follow(*place)))
     versioned = [weakref.ref(node) for node in objects]
@@ -253,70 +251,18 @@ def _unflatten(skeleton: Any, children: Iterable[Any]) -> Any:
     return root
 
 
-def _mark_bare(skeleton: Skeleton, nodes: list[Any], bare: dict[int, Bare]) -> None:
-    """Notes where JAX put something that is no data by its type, so that it flattens as before."""
-    for number, attribute, steps, leaf in _spots_of(skeleton).leaves:
-        if leaf in bare:
-            node = nodes[number]
-            marks = {**(node._marks or {}), (attribute, *steps): bare[leaf]}
-            _set(node, "_marks", marks)
-
-
-class _Spots:
-    """Where things hang below the root of a skeleton: object number, attribute, steps.
-
-    Attributes:
-      watched: Of what is mutable and has no version, as `flatten` finds it.
-      leaves: Of each leaf, wherever it is, with its number.
-    """
-
-    def __init__(self, skeleton: Skeleton) -> None:
-        self.records = skeleton.records
-        self.seen: set[int] = set()
-        self.watched: list[tuple[int, Hashable, tuple[Any, ...]]] = []
-        self.leaves: list[tuple[int, Hashable, tuple[Any, ...], int]] = []
-        for slot in skeleton.roots:
-            self.visit(slot, 0, None, ())
-
-    def visit(self, slot: Slot, number: int, attribute: Hashable, steps: tuple[Any, ...]) -> None:
-        _, fill, payload = slot
-        spot = (number, attribute, steps)
-        if fill == FILL_LEAF:
-            self.leaves.append((*spot, payload))
-        elif fill == FILL_STATIC:
-            if payload._mutable:
-                self.watched.append(spot)
-        elif fill == FILL_VALUE:
-            if steps or not issubclass(_class_of(payload[0]), tuple):
-                self.watched.append(spot)
-            for index, child in enumerate(payload[1]):
-                self.visit(child, number, attribute, (*steps, index))
-        else:
-            node = payload if fill == FILL_NODE else payload[0]
-            if node not in self.seen:
-                self.seen.add(node)
-                self.node(node, self.records[node], spot)
-
-    def node(self, node: int, record: Record, spot: tuple[int, Hashable, tuple[Any, ...]]) -> None:
-        if record.cls not in (list, dict):
-            for slot in record.slots:
-                self.visit(slot, node, slot[0], ())
-            return
-        self.watched.append(spot)
-        number, attribute, steps = spot
-        for slot in record.slots:
-            self.visit(slot, number, attribute, (*steps, thaw_key(slot[0])))
-
-
-def _class_of(how: Any) -> type:
-    return how if isinstance(how, type) else type(how)
-
-
-def _spots_of(skeleton: Skeleton) -> _Spots:
-    found = skeleton.cache.get("spots")
-    if found is None:
-        found = skeleton.cache["spots"] = _Spots(skeleton)
-    return found
+def _settle_others(skeleton: Skeleton, nodes: list[Any], leaves: list[Any], level: Any) -> bool:
+    """Sees to leaves that are not all Variables; tells whether there are bare ones."""
+    bare = []
+    for number, leaf in enumerate(leaves):
+        kind = kind_of(leaf)
+        if kind == VARIABLE:
+            if leaf._level is None:
+                leaf._level = level
+        elif kind != STATE:
+            bare.append(number)
+    mark_bare(skeleton, nodes, leaves, bare)
+    return bool(bare)
 
 
 def register_object(cls: type) -> None:

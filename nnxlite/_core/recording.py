@@ -23,7 +23,6 @@ from nnxlite._core.graph import flatten
 from nnxlite._core.graphdef import node_paths
 from nnxlite._core.kinds import OBJECT, kind_of
 from nnxlite._core.records import (
-    OUTPUT_REDUCTIONS,
     Below,
     Bundle,
     ById,
@@ -49,6 +48,7 @@ class Recorder:
       init: Initial values of perturbations, by label and name.
       learning: Only note which perturbations are met, and record nothing.
       inner: Whether it stands in for another one inside a transform; then values wait to be joined.
+      cut_off: Whether a plain JAX transform stands between it and the capture.
     """
 
     def __init__(
@@ -58,14 +58,17 @@ class Recorder:
         *,
         learning: bool = False,
         inner: bool = False,
+        cut_off: bool = False,
     ) -> None:
-        self.wanted, self.learning, self.inner = wanted, learning, inner
+        self.wanted, self.learning = wanted, learning
+        self.inner, self.cut_off = inner, cut_off
         self.init: dict[Label, dict[str, Any]] = {k: dict(v) for k, v in (init or {}).items()}
         self.level = current_level()
         self.records: dict[Label, dict[Key, Record]] = {}
         self.met: dict[Label, dict[str, None]] = {}
         self.skipped: dict[str, None] = {}
         self.paths: dict[Label, Path] = {}
+        self._paths_inside: dict[Label, Path] = {}  # of the transform that is entered
         # Objects are held, so that no other can get their identity.
         self.owners: dict[int, tuple[Any, Label]] = {}
         self.strangers: list[tuple[Stranger, Any]] = []
@@ -92,18 +95,29 @@ class Recorder:
         self.strangers.append((label, owner))
         return label
 
+    def as_stranger(self, label: Label) -> Stranger:
+        """Returns a new label for an object whose place in the root is another's by now."""
+        owner = next(owner for owner, known in self.owners.values() if known == label)
+        return self._new_stranger(type(owner).__name__, owner)
+
     def path_of(self, owner: Any) -> Path:
         """Returns the path of an object from the root; that of a stranger is its class name."""
         _, label = self.owners.get(id(owner), (None, None))
-        if type(label) is tuple:
-            return label
-        return self.paths.get(label, (type(owner).__name__,))  # type: ignore[arg-type]
+        path = self._path(label)
+        return (type(owner).__name__,) if path is None else path
+
+    def _path(self, label: Label | None) -> Path | None:
+        return label if type(label) is tuple else self.paths.get(label)  # type: ignore[arg-type]
 
     def describe(self, owner: Any) -> str:
         """Writes which object it is, for messages."""
         _, label = self.owners.get(id(owner), (None, None))
-        name = type(owner).__name__
-        return f"{format_path(label)} ({name})" if type(label) is tuple else name
+        path, name = self._path(label), type(owner).__name__
+        return name if path is None else f"{format_path(path)} ({name})"
+
+    def _text(self, label: Label) -> str:
+        path = self._path(label)
+        return getattr(label, "class_name", "a module") if path is None else format_path(path)
 
     # Records.
 
@@ -149,8 +163,8 @@ class Recorder:
         return free
 
     def at_its_level(self) -> bool:
-        """Tells whether the running trace is the recorder's."""
-        return self.level == current_level()
+        """Tells whether the running trace is the recorder's, and no plain one stands around it."""
+        return self.level == current_level() and not self.cut_off
 
     def check_level(self, what: Callable[[], str]) -> None:
         """Raises if the running trace is another than the recorder's."""
@@ -173,12 +187,18 @@ class Recorder:
             label: numbers[number] if number in numbers else ById(owner)
             for number, (owner, label) in self.owners.items()
         }
+        known = set(places)
         for label, _ in self._sent():
             if label not in places and type(label) is Stranger:  # counted from where we are
                 met = self._counts.get(label.class_name, 0)
                 places[label] = Stranger(label.class_name, label.number - met)
         taken = self.met.items() if self.wanted.each else ()
-        known = self.owners.values() if self.wanted.filter is not None else ()
+        paths = {
+            places[label]: path
+            for label in places
+            if label in known and (path := self._path(label)) is not None
+        }
+        self._paths_inside = paths
         running = [(numbers[n], method) for n, method in OUTPUTS.running if n in numbers]
         given = Given(
             tuple((places[label], name) for label, name in self._sent()),
@@ -186,20 +206,23 @@ class Recorder:
             tuple(
                 (places[label], name) for label, names in taken for name in names if label in places
             ),
-            tuple((places[label], self.path_of(owner)) for owner, label in known),
+            tuple(paths.items()) if self.wanted.filter is not None else (),
             tuple(sorted(running)),
+            not self.at_its_level(),
         )
         return Bundle(given, [self.init[label][name] for label, name in self._sent()])
 
     def _sent(self) -> list[tuple[Label, str]]:
         """Lists the perturbations to hand in: all but those of strangers that are gone."""
+        if not self.at_its_level():
+            return []
         gone = {label for label, owner in self.strangers if owner is None}
         return [
             (label, n) for label, named in self.init.items() for n in named if label not in gone
         ]
 
     def learner(self) -> "Recorder":
-        learner = Recorder(self.wanted, learning=True, inner=self.inner)
+        learner = Recorder(self.wanted, learning=True, inner=self.inner, cut_off=self.cut_off)
         learner.owners, learner.strangers = dict(self.owners), list(self.strangers)
         learner._counts, learner.paths = dict(self._counts), self.paths
         if self.wanted.each:  # the names it gives have to be those that this one will give
@@ -216,7 +239,7 @@ class Recorder:
             shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(value) if is_met]
             if any(shape[:1] != (size,) for shape in shapes):
                 raise ValueError(
-                    f"{_label_text(label)} perturbs {name!r} in a function that is mapped "
+                    f"{self._text(label)} perturbs {name!r} in a function that is mapped "
                     f"{size} times, but init has a value of shape {shapes[0]}, without an axis of "
                     "that size in front. Capture the perturbations with inputs of the same shapes."
                 )
@@ -225,8 +248,8 @@ class Recorder:
     def deliver(self, outputs: Bundle, nodes: Nodes) -> None:
         outcome: Outcome = outputs.about
         self.skipped |= dict.fromkeys(outcome.skipped)
-        if not self.at_its_level() and not self._only_outputs(outcome):
-            return
+        if not self.at_its_level():
+            return  # nothing was recorded
         known: dict[Label, Label] = {}
         for label, origin in outcome.strangers:
             owner = _found(origin, nodes)
@@ -241,17 +264,6 @@ class Recorder:
             records = self.records.setdefault(self._outer(label, nodes, known), {})
             records.setdefault(key, Record(kind, reduce, start, ()))
             self._more(records, key, values)
-
-    def _only_outputs(self, outcome: Outcome) -> bool:
-        """Raises for what a plain transform would lose; notes outputs, which may be lost."""
-        for label, key, kind, reduce in outcome.entries:
-            if reduce in OUTPUT_REDUCTIONS:
-                self.skipped[f"{_label_text(label)}.{key.name}"] = None
-            else:
-                self.check_level(lambda: f"{kind.__name__} {key.name!r} of {_label_text(label)}")  # noqa: B023
-        for label, name in () if self.wanted.each else outcome.met:
-            self.check_level(lambda: f"perturb({name!r}) in {_label_text(label)}")  # noqa: B023
-        return False
 
     def _outer(self, label: Label, nodes: Nodes, known: dict[Label, Label]) -> Label:
         """Returns the label, out here, of what has this one inside."""
@@ -269,7 +281,7 @@ class Recorder:
     @contextmanager
     def inside(self, inputs: Bundle, nodes: Nodes) -> Iterator[Callable[[], Bundle]]:
         given: Given = inputs.about
-        inner = Recorder(self.wanted, learning=self.learning, inner=True)
+        inner = Recorder(self.wanted, learning=self.learning, inner=True, cut_off=given.cut_off)
         clones = [node() for node in nodes]
         unknown = {n: clones[n] for n in given.unknown}
         for number, clone in enumerate(clones):
@@ -282,7 +294,7 @@ class Recorder:
         for label, name in given.taken:
             inner.met.setdefault(label, {})[name] = None
         taken = set(given.taken)
-        inner.paths = dict(given.paths)
+        inner.paths = dict(given.paths) or self._paths_inside
         with _running({(id(clones[n]), method) for n, method in given.running}), travelling(inner):
             yield lambda: inner.outcome(clones, unknown, taken)
 
@@ -310,16 +322,15 @@ class Recorder:
         numbers = {id(clone): n for n, clone in unknown.items()}
         paths: dict[int, Below] | None = None
         for label, owner in self.strangers:
-            level = getattr(owner, "_level", None)
             if id(owner) in numbers:
                 yield label, numbers[id(owner)]
-            elif owner is None or level is None:
+            elif owner is None:
                 yield label, None
-            elif level != self.level:
+            elif owner._level is not None and owner._level != self.level:
                 yield label, ById(owner)
-            else:
+            else:  # it was made here, and may have become part of an argument
                 paths = _places_below(clones) if paths is None else paths
-                yield label, paths.get(id(owner))
+                yield label, paths.get(id(owner)) or ById(owner)
 
 
 @contextmanager
@@ -363,12 +374,6 @@ def _found(origin: Any, nodes: Nodes) -> Any:
     if type(origin) is Below:
         return next((x for p, x in object_paths(nodes[origin.node]()) if p == origin.path), None)
     return None
-
-
-def _label_text(label: Label) -> str:
-    if type(label) is tuple:
-        return format_path(label)
-    return getattr(label, "class_name", "a module")
 
 
 def recorders() -> tuple[Recorder, ...]:

@@ -25,18 +25,8 @@ def append(records: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     return (*records, value)
 
 
-def append_output(records: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-    """The way to keep outputs of methods, which a plain transform in between may leave out."""
-    return (*records, value)
-
-
 def only(_: Any, value: Any) -> Any:
     """The way to keep values that have a name of their own each."""
-    return value
-
-
-def only_output(_: Any, value: Any) -> Any:
-    """As `only`, for outputs of methods."""
     return value
 
 
@@ -60,8 +50,7 @@ def shapes_of(tree: Any) -> Any:
     return shapes[0] if treedef == jax.tree.structure(0) else (treedef, *shapes)
 
 
-OUTPUT_REDUCTIONS = (append_output, only_output)
-_EARLY = (only, only_output, same)  # joined where they are recorded, however deep
+_EARLY = (only, same)  # joined where they are recorded, however deep
 
 
 class Wanted(NamedTuple):
@@ -183,6 +172,7 @@ class Given(NamedTuple):
       taken: Labels and names in use, where each value has a name of its own.
       paths: Labels and paths, where a filter asks for them.
       running: Nodes and methods under way, whose outputs are recorded by those.
+      cut_off: Whether a plain JAX transform stands between the capture and the transform.
     """
 
     init: tuple[tuple[Label, str], ...]
@@ -190,6 +180,7 @@ class Given(NamedTuple):
     taken: tuple[tuple[Label, str], ...]
     paths: tuple[tuple[Label, Path], ...]
     running: tuple[tuple[int, str], ...]
+    cut_off: bool
 
 
 class Outcome(NamedTuple):

@@ -222,7 +222,7 @@ def _enter(outer: Frame | None, receiver: Any, method: str, label: str | None, f
     """Starts a call inside `outer` and returns the name to push, empty for none."""
     ambient = current()
     if not (ambient.scopes or force):
-        if ambient.captured:  # a capture asks whose method runs, also where names are off
+        if ambient.captured or ambient.sow:  # `nnx.sow` asks whose method runs, without names too
             RUNNING.frame = (receiver, method, outer, None)
         return ""
     if outer is None or outer[3] is None:  # in a traced call, the trace is known to run still

@@ -25,9 +25,7 @@ from nnxlite._core.recording import Recorder, recorders
 from nnxlite._core.records import (
     Reduce,
     append,
-    append_output,
     only,
-    only_output,
     same,
     shapes_of,
 )
@@ -76,7 +74,7 @@ def perturb(owner: Any, name: str, value: Any, kind: type[Variable] | str = Pert
         recorder.check_level(lambda: f"perturb({name!r}) in {recorder.describe(owner)}")  # noqa: B023
         value = _values(value)
         if wanted.each:
-            value = _perturb_each(recorder, owner, _checked(name, "perturb"), value, only)
+            value = _perturb_each(recorder, owner, _checked(name, "perturb"), value)
         else:
             value = _perturb(recorder, owner, _checked(name, "perturb"), value, kind)
     return value
@@ -106,7 +104,7 @@ def _perturb(recorder: Recorder, owner: Any, name: str, value: Any, kind: type[V
     return value
 
 
-def _perturb_each(recorder: Recorder, owner: Any, name: str, value: Any, reduce: Reduce) -> Any:
+def _perturb_each(recorder: Recorder, owner: Any, name: str, value: Any) -> Any:
     """Perturbs and records a value under a name of its own, if there is a float in it."""
     if not any(map(_is_float, jax.tree.leaves(value))):
         return value
@@ -123,7 +121,7 @@ def _perturb_each(recorder: Recorder, owner: Any, name: str, value: Any, reduce:
             value,
             is_leaf=lambda added: added is None,
         )
-    recorder.add(owner, Intermediate, name, value, reduce, lambda: None)
+    recorder.add(owner, Intermediate, name, value, only, lambda: None)
     return value
 
 
@@ -184,9 +182,9 @@ def record_output(owner: Any, method: str, output: Any) -> Any:
         if not recorder.at_its_level():
             recorder.skipped[f"{recorder.describe(owner)}.{method}"] = None
         elif wanted.each:
-            output = _perturb_each(recorder, owner, method, output, only_output)
+            output = _perturb_each(recorder, owner, method, output)
         else:
-            recorder.add(owner, wanted.outputs, method, output, append_output, tuple)
+            recorder.add(owner, wanted.outputs, method, output, append, tuple)
     return output
 
 
@@ -321,23 +319,22 @@ class _Dropped:
     """What was sown in vain, by class; the first `pop` that finds none of it warns."""
 
     def __init__(self) -> None:
-        self.kinds: weakref.WeakKeyDictionary[type, set[type[Variable]]] = (
+        # Per class the kinds, and whether it has been said.
+        self.kinds: weakref.WeakKeyDictionary[type, dict[type[Variable], bool]] = (
             weakref.WeakKeyDictionary()
         )
-        self.warned = False
 
     def note(self, cls: type, kind: type[Variable]) -> None:
-        self.kinds.setdefault(cls, set()).add(kind)
+        self.kinds.setdefault(cls, {}).setdefault(kind, False)
 
     def warn(self, classes: Iterable[type], filters: Iterable[Any]) -> None:
-        """Warns once if one of the classes sowed a kind that a filter asks for."""
-        if self.warned:
-            return
+        """Warns if one of the classes sowed a kind that a filter asks for; once for both."""
         wanted = [f for f in filters if isinstance(f, type)]
         for cls in classes:
-            for kind in self.kinds.get(cls, ()):
-                if any(issubclass(kind, each) for each in wanted):
-                    self.warned = True
+            kinds = self.kinds.get(cls, {})
+            for kind, said in kinds.items():
+                if not said and any(issubclass(kind, each) for each in wanted):
+                    kinds[kind] = True
                     warnings.warn(
                         f"nnx.pop found no {kind.__name__}, but {cls.__name__} sowed some while no "
                         f"capture ran, so they were dropped. Use nnx.capture(model, "

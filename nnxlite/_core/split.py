@@ -220,10 +220,51 @@ def merge(graphdef: GraphDef[A], state: Any, /, *states: Any, copy: bool = False
             f"Expected a GraphDef, found {type(graphdef).__name__}. Call merge(graphdef, state, "
             "...) with what nnx.split gave."
         )
-    kinds, values = _collected(graphdef, (state, *states))
+    given = (state, *states)
+    order = _known_order(graphdef, given)
+    if order is not None:
+        if FOREIGN_READS.recorders:
+            for each in given:
+                record_foreign_read(each)
+        sources = [each._value for each in given]
+        kinds, values = graphdef.leaves, [sources[which][place] for which, place in order]
+    else:
+        kinds, values = _collected(graphdef, given)
     level = current_level()
     nodes: list[Any] = [None] * len(graphdef.skeleton.records)
     return assemble(graphdef.skeleton, nodes, make_leaves(kinds, values, level), level)[0]
+
+
+def _known_order(
+    graphdef: GraphDef[Any], states: tuple[Any, ...]
+) -> list[tuple[int, int]] | None:
+    """Says where in the States each leaf is, if they hold just the leaves, of the same kinds."""
+    if not all(isinstance(each, State) for each in states):
+        return None
+    statedefs = tuple(each._meta for each in states)
+    key = ("merge", statedefs)
+    cache = graphdef.cache
+    if key in cache:
+        return cache[key]
+    places = {
+        path: (which, place, kind)
+        for which, statedef in enumerate(statedefs)
+        for place, (path, kind) in enumerate(zip(statedef.paths, statedef.leaves, strict=True))
+    }
+    entries = leaf_entries(graphdef)
+    order: list[tuple[int, int]] | None = None
+    if len(entries) == len(places) == sum(len(each.paths) for each in statedefs) and all(
+        inner is None and places.get(path, _NOWHERE)[2] == kind
+        for path, kind, (_, inner) in entries
+    ):
+        order = [places[path][:2] for path, _, _ in entries]
+    if len(cache) > 64:
+        cache.clear()
+    cache[key] = order
+    return order
+
+
+_NOWHERE: Any = (0, 0, None)
 
 
 def _collected(

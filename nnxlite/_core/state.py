@@ -36,12 +36,14 @@ from nnxlite._core.intern import InternTable
 from nnxlite._core.kinds import STATE, register_kind
 from nnxlite._core.trace import (
     FLATTENING,
+    FOREIGN_READS,
     OPAQUE,
     OPEN_STATES,
     Level,
     Opaque,
     check_writable,
     current_level,
+    record_foreign_read,
 )
 from nnxlite._core.treescope_view import treescope_repr
 from nnxlite._core.variable import Variable
@@ -533,6 +535,8 @@ def _owned(
 
 
 def _copied(variable: Variable[Any], level: Level) -> Variable[Any]:
+    if FOREIGN_READS.recorders:
+        record_foreign_read(variable)
     return type(variable)._make(variable._value, variable._meta, level)
 
 

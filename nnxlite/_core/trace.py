@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 from nnxlite._core.errors import TraceLevelError
@@ -58,7 +59,7 @@ def settle(node: Leveled) -> Level:
     level = node._level
     if level is None:
         leaves = jax.tree_util.tree_leaves(getattr(node, "_value", ()))
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        traced = any(isinstance(leaf, Tracer) for leaf in leaves)
         level = node._level = current_level() if traced else EAGER
     return level
 
@@ -97,6 +98,10 @@ FLATTENING = _Flattening()
 flag for both, as asking twice would cost a tenth of flattening a State.
 """
 
+SPECIAL: list[None] = []
+"""Holds an entry per use of `FLATTENING` under way, in any thread: while it is empty, flattening a
+Variable need not ask the thread-local, which would cost a third of it."""
+
 RECORD = None
 OPEN_STATES = "objects are opaque, States flatten to their values"
 """How loops flatten what they carry: a State is a value there, as arrays are."""
@@ -107,9 +112,11 @@ def opaque_nodes() -> Iterator[None]:
     """Lets JAX's tree functions see every object, State and Variable as a single leaf."""
     before = FLATTENING.opaque
     FLATTENING.opaque = True
+    SPECIAL.append(None)
     try:
         yield
     finally:
+        SPECIAL.pop()
         FLATTENING.opaque = before
 
 
@@ -172,11 +179,13 @@ FOREIGN_READS = ForeignReads()
 def recording(into: dict[int, ForeignRead]) -> Iterator[None]:
     """Records what the body reads of eager Variables and States that it was not given."""
     before, FLATTENING.opaque = FLATTENING.opaque, RECORD
+    SPECIAL.append(None)
     FOREIGN_READS.recorders.append(into)
     try:
         yield
     finally:
         FOREIGN_READS.recorders.pop()
+        SPECIAL.pop()
         FLATTENING.opaque = before
 
 
@@ -186,7 +195,7 @@ def record_foreign_read(leaf: Any) -> None:
     if level is not EAGER and level is not None:
         return
     arrays = jax.tree.leaves(leaf._value)
-    if level is None and any(isinstance(x, jax.core.Tracer) for x in arrays):
+    if level is None and any(isinstance(x, Tracer) for x in arrays):
         return
     read = ForeignRead(leaf, arrays, level is None)
     for recorder in FOREIGN_READS.recorders:

@@ -130,7 +130,7 @@ class _View:
             with warnings.catch_warnings():  # an array of nan has no mean
                 warnings.simplefilter("ignore", RuntimeWarning)
                 return self.subtree_renderer(part.value, path=path)
-        except Exception as error:  # noqa: BLE001 - of a user's method, a transfer guard, an array whose computation failed
+        except Exception as error:  # noqa: BLE001 - a user's method, a transfer guard, ...
             if part.kind == "array":
                 text = f"{part.summary}  # not drawn: {type(error).__name__}"
             else:
@@ -187,7 +187,7 @@ def _draws_itself(value: Any) -> bool:
 
 
 def _can_be_drawn(value: Any) -> bool:
-    """Tells whether `value` is an array of numbers that are here; Treescope fails on some others."""
+    """Tells whether `value` is an array of numbers; Treescope fails on some of the others."""
     if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array | np.ndarray):
         return False
     if isinstance(value, jax.Array) and value.is_deleted():

@@ -35,6 +35,7 @@ from nnxlite._core.trace import (
     FLATTENING,
     FOREIGN_READS,
     OPAQUE,
+    SPECIAL,
     Level,
     Opaque,
     check_writable,
@@ -316,7 +317,7 @@ def _restored(cls: type[Variable[Any]], value: Any, meta: Meta) -> Variable[Any]
 
 
 def _flatten(variable: Variable[Any]) -> tuple[tuple[Any], Any]:
-    if FLATTENING.opaque is not False:
+    if SPECIAL and FLATTENING.opaque is not False:
         if FLATTENING.opaque:
             return (Opaque(variable),), OPAQUE
         record_foreign_read(variable)
@@ -327,7 +328,7 @@ _VALUE_KEY = GetAttrKey("value")
 
 
 def _flatten_with_keys(variable: Variable[Any]) -> tuple[tuple[tuple[Any, Any]], Any]:
-    if FLATTENING.opaque is not False:
+    if SPECIAL and FLATTENING.opaque is not False:
         if FLATTENING.opaque:
             return ((_VALUE_KEY, Opaque(variable)),), OPAQUE
         record_foreign_read(variable)

@@ -14,6 +14,8 @@ from nnxlite._core.kinds import ARRAY, OBJECT, kind_of
 from nnxlite._core.statics import static
 from nnxlite._core.trace import Opaque, opaque_nodes
 
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 
 class Bound(functools.partial[Any]):
     """A transformed function with its first arguments, such as a method of an object.
@@ -92,7 +94,11 @@ class Fixed:
             signature = inspect.signature(functools.partial(function, **named))
         except (TypeError, ValueError):  # some callables of C have no signature
             return
-        left = [p for n, p in enumerate(signature.parameters.values()) if n not in positional]
+        left = [
+            parameter
+            for n, parameter in enumerate(signature.parameters.values())
+            if n not in positional or parameter.kind not in _BY_POSITION
+        ]
         self.__signature__ = signature.replace(parameters=left)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,8 +137,7 @@ def parameters(fn: Callable[..., Any]) -> list[str]:
         found = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # some callables of C have no signature
         return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [parameter.name for parameter in found if parameter.kind in kinds]
+    return [parameter.name for parameter in found if parameter.kind in _BY_POSITION]
 
 
 def closed_over(fn: Callable[..., Any]) -> list[tuple[str, Any]]:
@@ -216,7 +221,7 @@ class Chosen:
     def __init__(
         self, known: Sequence[str], given: tuple[int, ...], given_names: tuple[str, ...], title: str
     ) -> None:
-        positions = set()
+        positions: set[int] = set()
         for number in given:
             if number < 0 and not -len(known) <= number:
                 raise ValueError(

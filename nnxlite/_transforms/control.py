@@ -20,7 +20,7 @@ from nnxlite._core.statics import static
 from nnxlite._core.trace import OPEN_STATES, current_level
 from nnxlite._transforms.arguments import resolve
 from nnxlite._transforms.lift import Lift, Out, OutDef, Update
-from nnxlite._transforms.mapped import structure_change
+from nnxlite._transforms.changes import structure_change
 
 MAX_LIFTS = 256
 

@@ -123,7 +123,7 @@ class GradFunction(LiftedFunction):
         given = (argnums,) if isinstance(argnums, int | DiffState) else tuple(argnums)
         self._wanted = tuple(_shifted(each, shift) for each in given)
         self._has_aux, self._with_value, self._allow_int = has_aux, with_value, allow_int
-        self._options = {"holomorphic": holomorphic, "allow_int": allow_int}
+        self._options: dict[str, Any] = {"holomorphic": holomorphic, "allow_int": allow_int}
         self._known = parameters(fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -161,6 +161,8 @@ class GradFunction(LiftedFunction):
             diff, binding.extra_inputs()
         )
         result = binding.deliver(out, level)
+        if self._has_aux:
+            result = tuple(result)
         gradients = choice.arrange(grads, level)
         gradients = gradients[0] if self._single else tuple(gradients)
         if self._with_value:
@@ -171,7 +173,7 @@ class GradFunction(LiftedFunction):
         tree = out.definition.tree
         if self._has_aux:
             parts = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
-            if not isinstance(parts, tuple) or len(parts) != 2:
+            if not isinstance(parts, tuple | list) or len(parts) != 2:
                 raise TypeError(
                     f"{self._lift.title} with has_aux=True expected the function to return "
                     f"(loss, aux), found {tree}."

@@ -8,7 +8,7 @@ versions, reading the values, the inner call, and writing back what changed.
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from nnxlite._core.trace import EAGER, Level, current_level
 from nnxlite._transforms.arguments import (
     Bound,
     Chosen,
+    Fixed,
     Statics,
     by_position,
     names,
@@ -37,7 +38,7 @@ from nnxlite._transforms.lift import (
 )
 from nnxlite._transforms.shardings import JitShardings
 
-MAX_BOUND = 256
+MAX_KEPT = 64
 _ARRAY_LIKE = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
@@ -155,25 +156,43 @@ class _Options:
             self.donate_argnums,
             self.donate_argnames,
             repr(sorted(self.jax.items())),
-            None if self.in_shardings is None else id(self.in_shardings),
-            None if self.out_shardings is None else id(self.out_shardings),
+            _hashable(self.in_shardings),
+            _hashable(self.out_shardings),
         )
 
 
-_BOUND: "OrderedDict[Any, JitFunction]" = OrderedDict()
-_BOUND_LOCK = threading.Lock()
+def _hashable(value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)  # the options that are kept keep it alive
+    return value
+
+
+class _Kept(OrderedDict[Any, "JitFunction"]):
+    """The jitted forms of one function, kept on the function itself, so that they die with it."""
+
+    def __reduce__(self) -> Any:
+        return _Kept, ()  # a function that is pickled by value takes none along
+
+
+_LOCK = threading.Lock()
 
 
 def _shared_jit(function: Callable[..., Any], options: _Options) -> "JitFunction":
-    """Returns one JitFunction per function and options, so that `nnx.jit(model.method)` is cheap."""
+    """Returns one JitFunction per function and options: `nnx.jit(model.method)` is cheap then."""
+    holder: Any = function.function if isinstance(function, Fixed) else function
+    if isinstance(holder, type) or not hasattr(holder, "__dict__"):
+        return JitFunction(function, options)
     key = (function, options.key())
-    with _BOUND_LOCK:
-        found = _BOUND.get(key)
+    with _LOCK:
+        kept = vars(holder).setdefault("__nnx_jits__", _Kept())
+        found = kept.get(key)
         if found is None:
-            found = _BOUND[key] = JitFunction(function, options)
-        _BOUND.move_to_end(key)
-        while len(_BOUND) > MAX_BOUND:
-            _BOUND.popitem(last=False)
+            found = kept[key] = JitFunction(function, options)
+        kept.move_to_end(key)
+        while len(kept) > MAX_KEPT:
+            kept.popitem(last=False)
         return found
 
 
@@ -201,6 +220,10 @@ class JitFunction(LiftedFunction):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         level = current_level()
         if level is EAGER:
+            if not kwargs and not self._has_statics:
+                known = self._lift.bound_as_before(args)
+                if known is not None:
+                    return self._run(known, args, level)
             binding, leaves = self._bind(args, kwargs, False)
             return self._run(binding, leaves, level)
         # Under another trace the name of the receiver goes around the inner call.
@@ -217,7 +240,7 @@ class JitFunction(LiftedFunction):
             args, kwargs, statics = Statics.take(args, kwargs, self._static)
         return self._lift.bind(args, kwargs, statics, nested)
 
-    def _run(self, binding: Binding, leaves: list[Any], level: Level) -> Any:
+    def _run(self, binding: Binding, leaves: Sequence[Any], level: Level) -> Any:
         inner = self._inner(binding, leaves)
         return self._run_with(inner.compiled, binding, inner, leaves, level)
 
@@ -226,7 +249,7 @@ class JitFunction(LiftedFunction):
         compiled: Callable[..., Out],
         binding: Binding,
         inner: "_Inner",
-        leaves: list[Any],
+        leaves: Sequence[Any],
         level: Level,
     ) -> Any:
         operands = inner.operands(binding, leaves)
@@ -240,7 +263,7 @@ class JitFunction(LiftedFunction):
             raise
         return binding.deliver(out, level)
 
-    def _check_arguments(self, binding: Binding, leaves: list[Any], error: TypeError) -> None:
+    def _check_arguments(self, binding: Binding, leaves: Sequence[Any], error: TypeError) -> None:
         """Raises an error in the caller's terms if JAX refused an argument."""
         crossing = binding.crossing
         found = [(crossing.place(n), leaves[n]) for n in crossing.rest]
@@ -257,7 +280,7 @@ class JitFunction(LiftedFunction):
                     "trace. Pass an array or a number; name a constant in static_argnames."
                 ) from error
 
-    def _inner(self, binding: Binding, leaves: list[Any]) -> "_Inner":
+    def _inner(self, binding: Binding, leaves: Sequence[Any]) -> "_Inner":
         signature()  # where JAX has no process-wide context, this thread follows it here
         crossing = binding.crossing
         inner = crossing.kept.get("jit")
@@ -272,11 +295,14 @@ class JitFunction(LiftedFunction):
         inner: "_Inner",
         operands: tuple[Any, ...],
     ) -> Out:
-        inner.check_donation(binding, operands)
+        if len(set(map(id, operands[0]))) != len(operands[0]):  # the common mistake, found early
+            inner.check_donation(binding, operands)
         try:
             return compiled(*operands)
         except Exception as error:
             lost = inner.lost(binding)
+            if not lost:
+                inner.check_donation(binding, operands)
             if lost:
                 raise DonatedBufferError(
                     f"{self._lift.title} failed after its donated buffers were given away: "
@@ -335,7 +361,7 @@ class CacheInfo(NamedTuple):
 class _Inner:
     """One inner `jax.jit`: of a crossing, with its donation and shardings."""
 
-    def __init__(self, function: JitFunction, binding: Binding, leaves: list[Any]) -> None:
+    def __init__(self, function: JitFunction, binding: Binding, leaves: Sequence[Any]) -> None:
         crossing, options = binding.crossing, function._options
         self.donated, self.donated_rest = (), ()
         if function._donates:
@@ -359,7 +385,7 @@ class _Inner:
             )
         self.compiled = jax.jit(self._pure(function, crossing, shardings), **arguments)
 
-    def operands(self, binding: Binding, leaves: list[Any]) -> tuple[Any, ...]:
+    def operands(self, binding: Binding, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Returns what the inner jit takes: values and arguments, donated and kept, and extras."""
         values = binding.plan.gather()
         extras = binding.extra_inputs()
@@ -476,7 +502,7 @@ def with_all_changed(out: Out, donated: Sequence[int], values: Sequence[Any]) ->
 class BoundJit(Bound):
     """A jitted function with its first arguments, such as a method of an object."""
 
-    func: JitFunction
+    func: JitFunction  # type: ignore[assignment]  # narrower than that of a partial
     __doc__ = property(lambda self: self.func.__doc__)  # type: ignore[assignment]  # per object
 
     def lower(self, *args: Any, **kwargs: Any) -> "Staged":

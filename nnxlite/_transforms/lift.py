@@ -43,6 +43,7 @@ from nnxlite._core.trace import (
     EAGER,
     FLATTENING,
     FOREIGN_READS,
+    SPECIAL,
     ForeignRead,
     Level,
     Opaque,
@@ -117,9 +118,11 @@ def opaque_flatten(tree: Any, mode: Any = True) -> tuple[list[Any], Any]:
     """
     before = FLATTENING.opaque
     FLATTENING.opaque = mode
+    SPECIAL.append(None)
     try:
         return jax.tree_util.tree_flatten(tree)
     finally:
+        SPECIAL.pop()
         FLATTENING.opaque = before
 
 
@@ -464,7 +467,15 @@ class Binding:
             for position, root in zip(crossing.roots, roots, strict=True)
         ]
         self.plain = False
+        self.simple: list[type] | None = None
         self._writers: tuple[OutDef | None, list[Any]] = (None, [])
+
+    def holds_for_arguments(self, args: tuple[Any, ...]) -> bool:
+        """As `holds_for`, for positional arguments that are an object or an array each."""
+        for position, ref in self.roots:
+            if ref() is not args[position]:
+                return False
+        return self.plan.is_current()
 
     def holds_for(self, leaves: list[Any]) -> bool:
         """Tells whether the objects among the leaves are the bound ones, unchanged in structure."""
@@ -633,6 +644,24 @@ class Binding:
         return handle._value if self.crossing.graphdef.leaves[number] is ARRAY_LEAF else handle
 
 
+def _simple_types(leaves: list[Any], treedef: Any) -> list[type] | None:
+    """Returns the types of the arguments if all are positional, and an object or an array each."""
+    args, kwargs = treedef.children()
+    if kwargs.num_leaves or any(arg.num_leaves != 1 for arg in args.children()):
+        return None
+    types = []
+    for leaf, arg in zip(leaves, args.children(), strict=True):
+        if type(leaf) is Opaque:
+            if arg.num_nodes != 2:  # the object is inside of a container
+                return None
+            types.append(type(leaf.node))
+        elif jax.tree_util.treedef_is_leaf(arg):
+            types.append(type(leaf))
+        else:
+            return None
+    return types
+
+
 def _abstract(value: Any) -> Any:
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x, value
@@ -686,12 +715,7 @@ class Lift:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics | None, nested: bool
     ) -> tuple[Binding, list[Any]]:
         """Returns the binding for these arguments, and their leaves with objects opaque."""
-        before = FLATTENING.opaque
-        FLATTENING.opaque = self.mode
-        try:
-            leaves, treedef = jax.tree_util.tree_flatten((args, kwargs))
-        finally:
-            FLATTENING.opaque = before
+        leaves, treedef = opaque_flatten((args, kwargs), self.mode)
         last = self._last
         if (
             last is not None
@@ -708,6 +732,22 @@ class Lift:
         if binding.crossing.foreign:
             self._check_foreign(binding.crossing)
         return binding, leaves
+
+    def bound_as_before(self, args: tuple[Any, ...]) -> Binding | None:
+        """Returns the last binding if it holds for these arguments, without flattening them."""
+        last = self._last
+        if (
+            last is None
+            or last.simple is None
+            or not last.plain
+            or TRAVELLING.active
+            or [type(arg) for arg in args] != last.simple
+            or not last.holds_for_arguments(args)
+        ):
+            return None
+        if last.crossing.foreign:
+            self._check_foreign(last.crossing)
+        return last
 
     def _check_foreign(self, crossing: Crossing) -> None:
         """Drops the traces of a crossing if they baked in a value that has changed since."""
@@ -744,6 +784,7 @@ class Lift:
             plan, _ = make_plan(tuple(roots))
             crossing = self._find_crossing(plan.graphdef, treedef, leaves, statics, context)
             binding = Binding(crossing, plan, roots, self)
+            binding.simple = _simple_types(leaves, treedef)
             with self._lock:
                 self._bindings[key] = binding
                 self._bindings.move_to_end(key)
@@ -802,6 +843,9 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 class LiftedFunction:
     """What the functions made by transforms have in common: a lift, and how they act as methods."""
+
+    __qualname__: str
+    __call__: Callable[..., Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = object.__new__(cls)

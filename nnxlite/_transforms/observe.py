@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nnxlite._core.capture import final_paths, record, recorder_for, root_of
+from nnxlite._core.capture import final_paths, record, recorder_for, root_of, warn_of_skipped
 from nnxlite._core.context import current, entered
 from nnxlite._core.errors import Path
 from nnxlite._core.extras import only_travelling
@@ -80,8 +80,10 @@ def capture_gradients(
         function, first, named = resolve(loss_fn)
         args, kwargs = (*first, *args), {**named, **kwargs}
         found = _learn(function, wanted, args, kwargs)
+        known, skipped = found.about
+        warn_of_skipped(skipped)
         zeros = [zeros_for(value) for value in found.values]
-        loss = _perturbed(function, wanted._replace(has_init=True), found.about, has_aux)
+        loss = _perturbed(function, wanted._replace(has_init=True), known, has_aux)
         (_, (result, values)), gradients = value_and_grad(loss, has_aux=True)(
             zeros, *args, **kwargs
         )
@@ -104,7 +106,8 @@ def _learn(
             for label, records in recorder.records.items()
             for key, kept in records.items()
         ]
-        return Bundle(tuple(which for which, _ in found), [value for _, value in found])
+        known = tuple(which for which, _ in found)
+        return Bundle((known, tuple(recorder.skipped)), [value for _, value in found])
 
     # Captures around this call are to see the second run only.
     with entered(current().but(captured=())), only_travelling():

@@ -16,6 +16,7 @@ from nnxlite._transforms.arguments import (
     resolve,
 )
 from nnxlite._transforms.lift import LiftedFunction
+from nnxlite._transforms.mapped import Kept
 
 
 def remat(
@@ -81,6 +82,7 @@ class RematFunction(LiftedFunction):
         super().__init__(fn, "nnx.remat")
         self._known = parameters(fn)
         self._static = Chosen(self._known, static_argnums, static_argnames, self._lift.title)
+        self._static.check(fn, "static_argnums or static_argnames")
         self._options = {"prevent_cse": prevent_cse, "policy": policy}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -88,12 +90,14 @@ class RematFunction(LiftedFunction):
             args, kwargs = by_position(args, kwargs, self._known)
         args, kwargs, statics = Statics.take(args, kwargs, self._static, also=_is_flag)
         with self._bound(args, kwargs, statics) as (binding, leaves, level):
-            crossing = binding.crossing
-            checkpointed = crossing.kept.get("remat")
-            if checkpointed is None:
-                checkpointed = jax.checkpoint(crossing.pure, **self._options)
-                crossing.kept["remat"] = checkpointed
-            out = checkpointed(
+            crossing, fn = binding.crossing, self._lift.fn
+            kept = crossing.kept.get("remat")
+            if kept is None or not kept.serves(None, crossing, fn, level):
+                # JAX keeps traces by the identity of the function: a partial is a new one.
+                pure = functools.partial(crossing.pure)
+                kept = Kept.of(jax.checkpoint(pure, **self._options), None, fn)
+                crossing.kept["remat"] = kept
+            out = kept.made(
                 binding.plan.gather(), [leaves[n] for n in crossing.rest], binding.extra_inputs()
             )
             return binding.deliver(out, level)

@@ -28,7 +28,7 @@ class JitShardings:
       results: A prefix of the result.
     """
 
-    def __init__(self, binding: Binding, leaves: list[Any], given: Any, results: Any) -> None:
+    def __init__(self, binding: Binding, leaves: Sequence[Any], given: Any, results: Any) -> None:
         self.graphdef = binding.crossing.graphdef
         self.results = results
         self.leaves: dict[int, Any] = {}

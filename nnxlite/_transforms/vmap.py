@@ -1,33 +1,33 @@
 """vmap: `jax.vmap` over objects."""
 
 import functools
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from nnxlite._core.errors import format_path
 from nnxlite._transforms.arguments import resolve
-from nnxlite._transforms.axes import StateAxes
-from nnxlite._transforms.lift import Binding, LiftedFunction, Out
+from nnxlite._transforms.axes import StateAxes, is_carry
+from nnxlite._transforms.changes import Emission, changed_values, emissions
+from nnxlite._transforms.lift import Binding, LiftedFunction, Out, OutDef
 from nnxlite._transforms.mapped import (
     AxisNames,
     Rider,
+    array_places,
+    array_roles,
     broadcast_error,
-    by_entry,
-    by_leaf,
-    changed_values,
-    emissions,
     extra_axes,
-    mapped_size,
-    roles_of,
 )
+from nnxlite._transforms.roles import by_entry, by_leaf, entry_place, mapped_size, roles_of, show
 
 
 def vmap(
     fn: Callable[..., Any] | None = None,
     /,
     *,
-    in_axes: int | None | Sequence[Any] = 0,
+    in_axes: int | Sequence[Any] | None = 0,
     out_axes: Any = 0,
     axis_name: Hashable | None = None,
     axis_size: int | None = None,
@@ -76,19 +76,22 @@ def vmap(
 
 def _vmap(fn: Callable[..., Any], *, in_axes: Any, **options: Any) -> Callable[..., Any]:
     function, args, kwargs = resolve(fn)
-    if args:  # the object of a bound method is the same for all
-        given = in_axes if isinstance(in_axes, tuple | list) else None
-        if given is None:
-            mapped = VmapFunction(function, in_axes=in_axes, first=len(args), **options)
-        else:
-            in_axes = (*[None] * len(args), *given)
-            mapped = VmapFunction(function, in_axes=in_axes, **options)
-        return functools.partial(mapped, *args, **kwargs)
-    return VmapFunction(function, in_axes=in_axes, **options)
+    if isinstance(in_axes, list):
+        in_axes = tuple(in_axes)
+    if isinstance(in_axes, tuple):  # what comes with the function is the same for all
+        in_axes = (*[None] * len(args), *in_axes)
+    mapped = VmapFunction(
+        function, in_axes=in_axes, first=len(args), bound=tuple(kwargs), **options
+    )
+    return functools.partial(mapped, *args, **kwargs) if args or kwargs else mapped
 
 
 class VmapFunction(LiftedFunction):
-    """A vectorised function of objects; made by `vmap`."""
+    """A vectorised function of objects; made by `vmap`.
+
+    `first` and `bound` are the number of positional and the names of keyword arguments that come
+    with the function, as those of a partial.
+    """
 
     def __init__(
         self,
@@ -101,9 +104,19 @@ class VmapFunction(LiftedFunction):
         axis_size: int | None,
         spmd_axis_name: Any,
         first: int = 0,
+        bound: tuple[str, ...] = (),
     ) -> None:
         super().__init__(fn, "nnx.vmap")
-        self._in_axes, self._out_axes, self._first = in_axes, out_axes, first
+        for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
+            given = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, StateAxes))
+            roles = [r for x in given for r in (x.axes if isinstance(x, StateAxes) else (x,))]
+            if any(map(is_carry, roles)):
+                raise ValueError(
+                    f"{self._lift.title}: {name} has nnx.Carry, but mapped calls hand nothing to "
+                    "each other. Use nnx.scan, or an int or None."
+                )
+        self._in_axes, self._out_axes = in_axes, out_axes
+        self._first, self._bound_names = first, bound
         self._metadata, self._axis_size = transform_metadata, axis_size
         self._options: dict[str, Any] = {"axis_name": axis_name}
         if spmd_axis_name is not None:
@@ -112,71 +125,119 @@ class VmapFunction(LiftedFunction):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self._bound(args, kwargs) as (binding, leaves, level):
             in_axes = self._in_axes
-            if self._first:
+            if self._first and not isinstance(in_axes, tuple):
                 in_axes = (*[None] * self._first, *[in_axes] * (len(args) - self._first))
-            values = binding.plan.gather()
-            out = self._map(binding, leaves, values, in_axes)
-            return binding.deliver(out, level)
+            return binding.deliver(self._map(binding, leaves, in_axes), level)
 
-    def _map(self, binding: Binding, leaves: list[Any], values: list[Any], in_axes: Any) -> Out:
-        crossing = binding.crossing
-        roles = roles_of(binding, leaves, in_axes)
-        flat = by_entry(values, roles.entries)
-        rest = [leaves[n] for n in crossing.rest]
-        size = mapped_size(binding, roles, flat, rest, self._axis_size)
-        array_axes: list[Any] = []
-        emitted_axes: list[Any] = []
-
-        def body(flat: list[Any], rest: list[Any], extras: Any) -> Any:
-            inside = by_leaf(flat, roles.entries, len(values))
-            names = AxisNames(crossing, roles, self._out_axes, self._metadata)
-            out = crossing.pure(inside, rest, extras, names)
-            given, parts = emissions(crossing.graphdef, out, inside)
-            spec = out.definition.spec or (None,) * len(names.result_roles)
-            array_axes[:] = [
-                self._array_axis(role)
-                for role, entry in zip(names.result_roles, spec, strict=True)
-                if entry is None
-            ]
-            emitted_axes[:] = [
-                names.new_axes[e.new] if e.old is None else roles.of(e.old) for e in given
-            ]
-            for emission, axis in zip(given, emitted_axes, strict=True):
-                if axis is None and emission.old is not None:
-                    raise broadcast_error(self._lift.title, crossing, emission.old[0])
-            return out.arrays, parts, out.extras, Rider((out.definition, given))
-
-        def mapped(flat: list[Any], rest: list[Any], extras: Any, extra_axes: Any) -> Any:
-            # JAX asks for the axes of the result when it knows the result: the two lists are
-            # filled by then. Were they read earlier, JAX would raise for their length.
-            return jax.vmap(
-                body,
-                in_axes=(roles.axes, roles.rest, extra_axes),
-                out_axes=(array_axes, emitted_axes, 0, 0),
-                axis_size=size,
-                **self._options,
-            )(flat, rest, extras)
-
+    def _map(self, binding: Binding, leaves: list[Any], in_axes: Any) -> Out:
+        call = _Call(self, binding, leaves, in_axes)
         extras = binding.extra_inputs()
         axes: Any = None
         if extras:
-            axes = extra_axes(
-                binding,
-                extras,
-                size,
-                lambda given: jax.eval_shape(
-                    lambda flat, rest: mapped(flat, rest, given, None)[2], flat, rest
-                ),
-            )
-        arrays, parts, extras, rider = mapped(flat, rest, extras, axes)
-        definition, given = rider.data
-        changed = changed_values(definition, given, parts, values)
+            axes = extra_axes(binding, extras, call.size, call.abstract_extras)
+        arrays, parts, extras, rider = call.run(extras, axes)
+        definition, frames, given = rider.data
+        changed = changed_values(frames, given, parts, call.values)
         return Out(arrays, changed, extras, definition)
 
-    def _array_axis(self, role: Any) -> int | None:
-        if isinstance(role, StateAxes):
-            raise TypeError(
-                f"{self._lift.title}: out_axes has StateAxes for an array. StateAxes give the axes "
-                "of objects; for an array use an int or None."
+
+class _Call:
+    """One call of a mapped function."""
+
+    def __init__(
+        self, function: VmapFunction, binding: Binding, leaves: list[Any], in_axes: Any
+    ) -> None:
+        self.function, self.binding, self.title = function, binding, function._lift.title
+        self.crossing = binding.crossing
+        self.roles = roles_of(binding, leaves, in_axes, function._bound_names)
+        self.values = binding.plan.gather()
+        self.flat = by_entry(self.values, self.roles.entries)
+        self.rest = [leaves[n] for n in self.crossing.rest]
+        self.size = mapped_size(binding, self.roles, self.flat, self.rest, function._axis_size)
+        if self.size is None:
+            raise ValueError(
+                f"{self.title} maps none of its arguments, so the size of the mapped axis is not "
+                "known. Give axis_size, or an axis in in_axes."
             )
-        return role
+        self.array_axes: list[Any] = []
+        self.emitted_axes: list[Any] = []
+        self.outcome: tuple[OutDef, Sequence[Emission]] | None = None  # once the body has run
+
+    def run(self, extras: Any, extra_axes: Any) -> Any:
+        # JAX asks for the axes of the result when it knows the result: the two lists are filled
+        # by then. Were they read earlier, JAX would raise for their length.
+        mapped = jax.vmap(
+            self.body,
+            in_axes=(self.roles.axes, self.roles.rest, extra_axes),
+            out_axes=(self.array_axes, self.emitted_axes, 0, 0),
+            axis_size=self.size,
+            **self.function._options,
+        )
+        try:
+            return mapped(self.flat, self.rest, extras)
+        except ValueError as error:
+            if self.outcome is None:
+                raise
+            raise self._output_error(error, *self.outcome) from error
+
+    def abstract_extras(self, extras: Any) -> Any:
+        """Returns what the extras hand out."""
+
+        def run(flat: list[Any], rest: list[Any]) -> Any:
+            self.flat, self.rest = flat, rest
+            return self.run(extras, None)[2]
+
+        concrete = self.flat, self.rest
+        try:
+            return jax.eval_shape(run, *concrete)
+        finally:
+            self.flat, self.rest = concrete
+            self.outcome = None
+
+    def body(self, flat: list[Any], rest: list[Any], extras: Any) -> Any:
+        function, crossing = self.function, self.crossing
+        inside = by_leaf(flat, self.roles.entries, len(self.values))
+        names = AxisNames(crossing, self.roles, function._out_axes, function._metadata, self.title)
+        out = crossing.pure(inside, rest, extras, names)
+        frames, given, parts = emissions(crossing.graphdef, out, inside)
+        emitted_axes = [names.axis_of(emission) for emission in given]
+        for emission, axis in zip(given, emitted_axes, strict=True):
+            if axis is None and emission.old is not None:
+                raise broadcast_error(self.title, crossing, emission.old)
+        self.array_axes[:] = array_roles(out.definition, names.result_roles)
+        self.emitted_axes[:] = emitted_axes
+        self.outcome = out.definition, given
+        self._check_array_axes(out.definition)
+        return out.arrays, parts, out.extras, Rider((out.definition, frames, given))
+
+    def _check_array_axes(self, definition: OutDef) -> None:
+        for number, axis in enumerate(self.array_axes):
+            if isinstance(axis, StateAxes):
+                raise TypeError(
+                    f"{self.title}: out_axes has StateAxes for {array_places(definition)[number]}, "
+                    "which is an array. StateAxes give the axes of objects; for an array use an "
+                    "int or None."
+                )
+
+    def _output_error(
+        self, error: ValueError, definition: OutDef, given: Sequence[Emission]
+    ) -> ValueError:
+        """Puts the path of a result into an error of JAX about its axis."""
+        found = re.search(r"out_axes\[(\d)\]\[(\d+)\]", str(error))
+        place = "a result"
+        if found is not None:
+            part, number = int(found[1]), int(found[2])
+            places = array_places(definition)
+            place = places[number] if part == 0 else self._place(given[number], definition)
+        return ValueError(
+            f"{self.title}: {place} does not fit out_axes {show(self.function._out_axes)} "
+            f"({error}). None is for what is the same in all mapped calls; give an int, the axis "
+            "along which they are stacked."
+        )
+
+    def _place(self, emission: Emission, definition: OutDef) -> str:
+        if emission.old is not None or emission.new is None or definition.update is None:
+            return entry_place(self.crossing, emission.old or (0, None))
+        graphdef = definition.update.graphdef
+        kind, path = graphdef.leaves[emission.new[0]], graphdef.paths[emission.new[0]]
+        return f"the new {kind[0].__name__} {format_path(path[1:], 'result')}"

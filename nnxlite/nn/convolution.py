@@ -43,9 +43,10 @@ class Conv(Module):
         convolution. An int makes it one-dimensional.
       strides: The step from window to window, for all axes or for each.
       padding: `"SAME"`, `"VALID"`, `"CIRCULAR"` (the other edge continues the input), `"REFLECT"`
-        (the input mirrored at its edge), `"CAUSAL"` (of rank 1: no output sees later inputs), an int
-        for both sides of all axes, or an int or `(before, after)` for each axis.
-      input_dilation: How far the inputs are spread apart, with zeros between.
+        (the input mirrored at its edge), `"CAUSAL"` (of rank 1: no output sees later inputs), an
+        int for both sides of all axes, or an int or `(before, after)` for each axis.
+      input_dilation: How far the inputs are spread apart, with zeros between; `padding` has to be
+        in numbers then.
       kernel_dilation: How far the elements of a window are apart (an atrous convolution).
       feature_group_count: The number of groups of channels that are convolved separately.
       use_bias: Whether there is a bias.
@@ -290,8 +291,8 @@ def _canonicalize_padding(padding: Any, rank: int) -> str | Pads:
         if all(len(pair) == 2 for pair in pairs):
             return pairs  # type: ignore[return-value]  # of two
     raise ValueError(
-        f"Conv found padding {padding!r} for {rank} spatial axes. Expected a name, an int, or an int "
-        "or a pair of ints for each axis."
+        f"Conv found padding {padding!r} for {rank} spatial axes. Expected a name, an int, or an "
+        "int or a pair of ints for each axis."
     )
 
 
@@ -300,8 +301,8 @@ def _per_axis(given: PerAxis, rank: int, name: str) -> tuple[int, ...]:
         return (1 if given is None else given,) * rank
     if len(given) != rank:
         raise ValueError(
-            f"Conv found {name} {tuple(given)} for {rank} spatial axes. Expected an int, or one for "
-            "each axis."
+            f"Conv found {name} {tuple(given)} for {rank} spatial axes. Expected an int, or one "
+            "for each axis."
         )
     return tuple(given)
 

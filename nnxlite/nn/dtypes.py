@@ -13,7 +13,7 @@ class PromoteDtype(Protocol):
     """A function that brings arrays to one dtype, as `promote_dtype` does."""
 
     def __call__(self, args: T, /, *, dtype: DTypeLike | None = None, inexact: bool = True) -> T:
-        """Returns the arrays in one dtype: `dtype` if it is given. `inexact` is named if it is False."""
+        """Returns the arrays in one dtype: `dtype` if it is given."""
         ...
 
 

@@ -67,8 +67,9 @@ class Embed(Module):
         """Returns the vectors of the given numbers.
 
         Args:
-          inputs: Integers of any shape, from 0 to `num_embeddings - 1`; negative ones count from the
-            end. Others give vectors of nan, except that a single vector is that of every number.
+          inputs: Integers of any shape, from 0 to `num_embeddings - 1`; negative ones count from
+            the end. Others give vectors of nan, except that a single vector is that of every
+            number.
           out_sharding: The sharding of the result, under a mesh with explicit axes.
 
         Returns:

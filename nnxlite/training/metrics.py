@@ -1,7 +1,8 @@
 """Metrics: numbers gathered over many batches, kept as Variables of an object.
 
 A metric is updated in place, also under `nnx.jit` and `nnx.scan`: its state is of the kind
-`MetricState`, and keeps its shape and dtype. `compute` gives the result so far, `reset` starts anew.
+`MetricState`, and keeps its shape and dtype. `compute` gives the result so far, `reset` starts
+anew.
 """
 
 import dataclasses
@@ -114,8 +115,8 @@ class Average(Metric):
         values = _values(self, kwargs)
         if mask is not None and isinstance(values, int | float):
             raise ValueError(
-                f"{type(self).__name__} was given a mask for {self.argname}={values!r}. Expected an "
-                "array that the mask chooses from."
+                f"{type(self).__name__} was given a mask for {self.argname}={values!r}. Expected "
+                "an array that the mask chooses from."
             )
         self._add(jnp.asarray(values), None if mask is None else jnp.asarray(mask))
 
@@ -135,7 +136,7 @@ class Average(Metric):
                     f"{type(self).__name__} found a mask of shape {mask.shape} for values of shape "
                     f"{values.shape}. Expected shapes that broadcast."
                 ) from None
-            kept = jnp.broadcast_to(mask != 0, shape)
+            kept = jnp.broadcast_to(mask.astype(bool), shape)
             total = jnp.broadcast_to(values, shape).sum(where=kept)
             count = kept.sum(dtype=self.count.dtype)
         self.total[...] += total
@@ -327,8 +328,8 @@ class MultiMetric(Metric):
 
 def _values(metric: Any, given: dict[str, Any]) -> Any:
     if metric.argname not in given:
-        found = ", ".join(given) or "nothing"
         raise TypeError(
-            f"{type(metric).__name__}.update expected the keyword {metric.argname!r}, found {found}."
+            f"{type(metric).__name__}.update expected the keyword {metric.argname!r}, found "
+            f"{', '.join(given) or 'nothing'}."
         )
     return given[metric.argname]

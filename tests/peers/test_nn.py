@@ -43,7 +43,9 @@ def assert_same(ours: Any, theirs: Any, rtol: float = 0.0) -> None:
 
 
 def inputs(*shape: int, dtype: Any = np.float32) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).normal(1.0, 2.0, shape)).astype(dtype)
+    drawn = np.random.default_rng(0).normal(1.0, 2.0, shape)
+    # As indices too, integers mean the same everywhere: of these none is negative.
+    return jnp.asarray(np.abs(drawn) if np.issubdtype(dtype, np.integer) else drawn).astype(dtype)
 
 
 LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], Any]] = {
@@ -116,6 +118,102 @@ LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], Any]] = {
         (8, 3),
         np.float32,
     ),
+    "Conv of sequences": (lambda lib: lib.Conv(3, 4, 3, rngs=lib.Rngs(0)), (2, 7, 3), np.float32),
+    "Conv": (lambda lib: lib.Conv(3, 4, (3, 3), rngs=lib.Rngs(0)), (2, 7, 6, 3), np.float32),
+    "Conv of volumes": (
+        lambda lib: lib.Conv(3, 4, (2, 3, 2), (1, 2, 1), rngs=lib.Rngs(0)),
+        (2, 5, 6, 4, 3),
+        np.float32,
+    ),
+    "Conv of one image": (
+        lambda lib: lib.Conv(3, 4, (3, 3), 2, rngs=lib.Rngs(0)),
+        (7, 6, 3),
+        np.float32,
+    ),
+    "Conv of batches of batches": (
+        lambda lib: lib.Conv(3, 4, (3, 3), padding="VALID", rngs=lib.Rngs(0)),
+        (2, 3, 7, 6, 3),
+        np.float32,
+    ),
+    "Conv in groups": (
+        lambda lib: lib.Conv(4, 6, (3,), feature_group_count=2, use_bias=False, rngs=lib.Rngs(0)),
+        (2, 7, 4),
+        np.float32,
+    ),
+    "Conv, dilated": (
+        lambda lib: lib.Conv(
+            3, 4, (3, 2), padding=1, kernel_dilation=2, input_dilation=(1, 2), rngs=lib.Rngs(0)
+        ),
+        (2, 7, 6, 3),
+        np.float32,
+    ),
+    "Conv, circular": (
+        lambda lib: lib.Conv(3, 4, (3, 4), padding="CIRCULAR", rngs=lib.Rngs(0)),
+        (2, 7, 6, 3),
+        np.float32,
+    ),
+    "Conv, circular and dilated": (
+        lambda lib: lib.Conv(3, 4, (4, 3), padding="CIRCULAR", kernel_dilation=2, rngs=lib.Rngs(0)),
+        (2, 9, 8, 3),
+        np.float32,
+    ),
+    "Conv, reflected": (
+        lambda lib: lib.Conv(3, 4, (3, 4), padding="REFLECT", rngs=lib.Rngs(0)),
+        (2, 7, 6, 3),
+        np.float32,
+    ),
+    "Conv, causal": (
+        lambda lib: lib.Conv(3, 4, 4, padding="CAUSAL", kernel_dilation=2, rngs=lib.Rngs(0)),
+        (2, 9, 3),
+        np.float32,
+    ),
+    "Conv, padded": (
+        lambda lib: lib.Conv(3, 4, (3, 3), padding=[1, (0, 2)], rngs=lib.Rngs(0)),
+        (2, 7, 6, 3),
+        np.float32,
+    ),
+    "Conv in bfloat16": (
+        lambda lib: lib.Conv(3, 4, (3,), dtype=jnp.bfloat16, rngs=lib.Rngs(0)),
+        (2, 7, 3),
+        np.float32,
+    ),
+    "Conv of integers": (lambda lib: lib.Conv(3, 4, (3,), rngs=lib.Rngs(0)), (2, 7, 3), np.int32),
+    "LayerNorm": (lambda lib: lib.LayerNorm(3, rngs=lib.Rngs(0)), (8, 3), np.float32),
+    "LayerNorm, slow variance": (
+        lambda lib: lib.LayerNorm(3, use_fast_variance=False, epsilon=0.1, rngs=lib.Rngs(0)),
+        (8, 3),
+        np.float32,
+    ),
+    "LayerNorm without parameters": (
+        lambda lib: lib.LayerNorm(3, use_scale=False, use_bias=False, rngs=lib.Rngs(0)),
+        (2, 5, 3),
+        np.float32,
+    ),
+    "LayerNorm over several axes": (
+        lambda lib: lib.LayerNorm(
+            15,
+            reduction_axes=(-2, -1),
+            feature_axes=(-2, -1),
+            scale_init=lib.initializers.normal(),
+            bias_init=lib.initializers.normal(),
+            rngs=lib.Rngs(3),
+        ),
+        (2, 5, 3),
+        np.float32,
+    ),
+    "LayerNorm of float16": (lambda lib: lib.LayerNorm(3, rngs=lib.Rngs(0)), (8, 3), np.float16),
+    "LayerNorm in bfloat16": (
+        lambda lib: lib.LayerNorm(3, dtype=jnp.bfloat16, rngs=lib.Rngs(0)),
+        (8, 3),
+        np.float32,
+    ),
+    "Embed": (lambda lib: lib.Embed(9, 4, rngs=lib.Rngs(0)), (5, 3), np.uint8),
+    "Embed of one": (lambda lib: lib.Embed(1, 4, rngs=lib.Rngs(0)), (5,), np.int32),
+    "Embed in bfloat16": (
+        lambda lib: lib.Embed(9, 4, dtype=jnp.bfloat16, rngs=lib.Rngs(0)),
+        (5, 3),
+        np.int32,
+    ),
     "Dropout": (lambda lib: lib.Dropout(0.3, rngs=lib.Rngs(0)), (5, 3), np.float32),
     "Dropout with shared axes": (
         lambda lib: lib.Dropout(0.3, broadcast_dims=(0,), rngs=lib.Rngs(dropout=1)),
@@ -147,7 +245,10 @@ def test_a_layer_is_that_of_flax(name: str) -> None:
     assert_same(ours, theirs, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Linear", "BatchNorm", "BatchNorm, running"])
+@pytest.mark.parametrize(
+    "name",
+    ["Linear", "BatchNorm", "BatchNorm, running", "Conv", "Conv, circular", "LayerNorm"],
+)
 def test_gradients_are_those_of_flax(name: str) -> None:
     make, shape, dtype = LAYERS[name]
     x = inputs(*shape, dtype=dtype)
@@ -160,7 +261,7 @@ def test_gradients_are_those_of_flax(name: str) -> None:
     assert_same(*layers, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["BatchNorm", "Dropout", "Linear"])
+@pytest.mark.parametrize("name", ["BatchNorm", "Conv", "Dropout", "Embed", "LayerNorm", "Linear"])
 def test_constructor_and_call_take_what_those_of_flax_take(name: str) -> None:
     for function in ("__init__", "__call__"):
         ours, theirs = (
@@ -181,6 +282,47 @@ def test_a_mask_is_used_as_in_flax() -> None:
     ours, theirs = (lib.BatchNorm(3, rngs=lib.Rngs(0)) for lib in LIBRARIES)
     np.testing.assert_allclose(ours(x, mask=mask), theirs(x, mask=mask), 1e-5, 1e-5)
     assert_same(ours, theirs, rtol=1e-6)
+
+
+def test_layer_norm_of_a_mask_is_that_of_flax() -> None:
+    x = inputs(8, 3)
+    mask = jnp.arange(24).reshape(8, 3) % 5 < 3
+    ours, theirs = (lib.LayerNorm(3, rngs=lib.Rngs(0))(x, mask=mask) for lib in LIBRARIES)
+    np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.float32, np.int32])
+def test_a_masked_kernel_is_that_of_flax(dtype: Any) -> None:
+    mask = jnp.tril(jnp.ones((3, 3, 4), dtype))
+    ours, theirs = (lib.Conv(3, 4, 3, mask=mask, rngs=lib.Rngs(0)) for lib in LIBRARIES)
+    x = inputs(2, 7, 3)
+    assert ours(x).dtype == theirs(x).dtype
+    np.testing.assert_allclose(ours(x), theirs(x), 1e-5, 1e-5)
+
+
+def test_attend_is_that_of_flax() -> None:
+    ours, theirs = (lib.Embed(9, 4, rngs=lib.Rngs(0)).attend(inputs(5, 4)) for lib in LIBRARIES)
+    np.testing.assert_allclose(ours, theirs, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["avg_pool", "max_pool", "min_pool"])
+@pytest.mark.parametrize(
+    ("shape", "window", "options"),
+    [
+        ((2, 7, 6, 3), (2, 3), {}),
+        ((7, 6, 3), (2, 3), {"strides": (2, 1)}),
+        ((2, 4, 7, 6, 3), (2, 3), {"padding": "SAME"}),
+        ((2, 9, 3), (4,), {"padding": ((1, 2),), "strides": (3,)}),
+    ],
+)
+def test_pooling_is_that_of_flax(name: str, shape: Any, window: Any, options: Any) -> None:
+    ours, theirs = (getattr(lib, name)(inputs(*shape), window, **options) for lib in LIBRARIES)
+    np.testing.assert_allclose(ours, theirs, 1e-6, 1e-6)
+    assert ours.dtype == theirs.dtype
+    if name == "avg_pool":
+        options = {**options, "count_include_pad": False}
+        ours, theirs = (lib.avg_pool(inputs(*shape), window, **options) for lib in LIBRARIES)
+        np.testing.assert_allclose(ours, theirs, 1e-6, 1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"use_mean": False}, {"use_fast_variance": False}])

@@ -109,6 +109,8 @@ def test_parameters_without_the_constants():
     assert parameters(Fixed(f, {1: 0}, {})) == ["a", "c", "d"]
     assert parameters(Fixed(f, {}, {"c": 0})) == ["a", "b"]
     assert parameters(Fixed(f, {0: 0}, {"d": 0})) == ["b", "c"]
+    assert parameters(Fixed(lambda a, *rest: a, {1: 0}, {})) == ["a"]
+    Chosen(["a"], (3,), (), "f").check(Fixed(lambda a, *rest: a, {1: 0}, {}), "static")
 
 
 def test_transformed_method_is_its_function_and_its_object():

@@ -137,6 +137,13 @@ def test_aux_comes_back_beside_the_gradient():
     assert value == 9 and aux["cell"] is cell and grads["w"][...] == 6
 
 
+def test_loss_and_aux_may_be_a_list():
+    fn = lambda x: [x * x, x]  # noqa: E731
+    found = nnx.value_and_grad(fn, has_aux=True)(ONE)
+    assert_isomorphic(found, jax.value_and_grad(fn, has_aux=True)(ONE))
+    assert_isomorphic(nnx.grad(fn, has_aux=True)(ONE), jax.grad(fn, has_aux=True)(ONE))
+
+
 def test_aux_may_hold_what_is_no_array():
     grads, aux = nnx.grad(lambda c: (c.w[...], ("text", None, 3)), has_aux=True)(Cell())
     assert aux == ("text", None, 3) and grads["w"][...] == 1

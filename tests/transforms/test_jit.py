@@ -21,7 +21,7 @@ from nnxlite._core.errors import (
     StructureError,
     TraceLevelError,
 )
-from nnxlite._transforms.jit import _BOUND, MAX_BOUND
+from nnxlite._transforms.jit import MAX_KEPT
 from tests.isomorphism import assert_isomorphic
 from tests.transforms.samples import Cell, Tree, counted
 
@@ -302,9 +302,24 @@ def test_bound_methods_with_other_options_do_not_mix():
 
 
 def test_number_of_kept_bound_functions_is_bounded():
-    for _ in range(MAX_BOUND + 5):
-        nnx.jit(functools.partial(lambda m: m, Cell()))
-    assert len(_BOUND) == MAX_BOUND
+    def f(m, k):
+        return m
+
+    for k in range(MAX_KEPT + 5):
+        nnx.jit(functools.partial(f, k=k, m=Cell()))
+    assert len(f.__nnx_jits__) == MAX_KEPT
+    assert not pickle.loads(pickle.dumps(f.__nnx_jits__))
+
+
+def test_what_a_bound_function_closes_over_is_freed_with_it():
+    refs = []
+    for _ in range(3):
+        other, m = Cell(), Cell()
+        assert nnx.jit(functools.partial(lambda m, other=other: m.w[...] * other.w[...], m))() == 4
+        refs += [weakref.ref(other), weakref.ref(m)]
+        del other, m
+    gc.collect()
+    assert all(ref() is None for ref in refs)
 
 
 def test_partial_threads_its_objects_and_bakes_its_constants():
@@ -757,9 +772,11 @@ def test_closure_over_a_state_is_seen():
     graphdef, state = nnx.split(Cell())
     merged = nnx.jit(lambda x: nnx.merge(graphdef, state).w[...] * x)
     mapped = nnx.jit(lambda x: jax.tree.map(lambda w: w * x.astype(w.dtype), state)["w"][...])
-    assert merged(ONE) == mapped(ONE) == 2
+    filtered = nnx.jit(lambda x: nnx.filter_state(state, nnx.Param)["w"][...] * x)
+    copied = nnx.jit(lambda x: copy.copy(state)["w"][...] * x)
+    assert merged(ONE) == mapped(ONE) == filtered(ONE) == copied(ONE) == 2
     state["w"][...] = jnp.float32(5)
-    assert merged(ONE) == mapped(ONE) == 5
+    assert merged(ONE) == mapped(ONE) == filtered(ONE) == copied(ONE) == 5
 
 
 @pytest.mark.filterwarnings("ignore:nnx.jit")
@@ -915,5 +932,7 @@ def test_jitted_functions_and_methods_pickle():
 def test_jitted_method_as_an_attribute_of_its_object_is_an_error():
     m = Cell()
     m.run = nnx.jit(m.__call__)
-    with pytest.raises(StaticValueError, match=r"model\.run .* is a Cell.* Make the function a method"):
+    with pytest.raises(
+        StaticValueError, match=r"model\.run .* is a Cell.* Make the function a method"
+    ):
         nnx.split(m)
