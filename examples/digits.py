@@ -134,9 +134,8 @@ def show_what_it_learned(images: np.ndarray, labels: np.ndarray, predicted: np.n
 
 def write_report(path: Path, model: Classifier, images: np.ndarray, labels: np.ndarray) -> None:
     """Writes the model, the values inside it for a few images, and their gradients."""
-    (loss, scores), values, gradients = nnx.capture_gradients(loss_of, has_aux=True)(
-        model, images, labels
-    )
+    observe = nnx.jit(nnx.capture_gradients(loss_of, has_aux=True))
+    (loss, scores), values, gradients = observe(model, images, labels)
     print("size of values and gradients inside the model, on average:")
     found = zip(values.flat_state(), gradients.flat_state(), strict=True)
     for (place, value), (_, gradient) in found:

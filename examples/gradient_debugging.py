@@ -1,7 +1,7 @@
 """Finds the layer that makes gradients explode, by the gradients that come back to each layer.
 
-One layer of a deep net starts 20 times too large. All one sees is that the loss becomes `nan`. One
-call of `nnx.capture_gradients` tells which layer it is: the gradient at its input is much larger than
+One layer of a deep net starts much too large. All one sees is that the loss becomes `nan`. One call
+of `nnx.capture_gradients` tells which layer it is: the gradient at its input is much larger than
 the one at its output, and that of all others is not. With the layer scaled back, the net learns.
 
     python examples/gradient_debugging.py              # a few seconds
@@ -17,6 +17,7 @@ import nnxlite as nnx
 
 WIDTH = 64
 BATCH = 256
+RIGHT, TOO_LARGE = 1.4, 20.0  # of kernels; relu halves the signal, so 1.4 keeps its size
 
 
 class Layer(nnx.Module):
@@ -31,8 +32,12 @@ class Layer(nnx.Module):
 
 
 class DeepNet(nnx.Module):
+    """A stack of layers, one of them too large, and a linear head."""
+
     def __init__(self, depth: int, too_large: int, *, rngs: nnx.Rngs) -> None:
-        self.layers = [Layer(20.0 if n == too_large else 1.4, rngs=rngs) for n in range(depth)]
+        self.layers = [
+            Layer(TOO_LARGE if n == too_large else RIGHT, rngs=rngs) for n in range(depth)
+        ]
         self.head = nnx.Linear(WIDTH, 1, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:  # (batch, WIDTH)
@@ -100,7 +105,7 @@ def main() -> None:
     worst = max(range(options.depth), key=lambda n: growths[n])
     print(f"\nmodel.layers[{worst}] makes the gradient {growths[worst]:.1f} times as large")
 
-    model.layers[worst].linear.kernel[...] *= 1.4 / 20
+    model.layers[worst].linear.kernel[...] *= RIGHT / TOO_LARGE
     first, last = train(model, x, y, options.steps)
     print(f"scaled back: loss {first:.3g}, after {options.steps} steps {last:.3g}")
 

@@ -33,8 +33,9 @@ ROWS = [
     "_transforms.lift",
     "_transforms.axes",
     "_transforms.changes _transforms.roles _transforms.shapes _transforms.shardings",
-    "_transforms.grad _transforms.jit _transforms.control _transforms.mapped",
-    "_transforms.observe _transforms.remat _transforms.vmap _transforms.scan_body",
+    "_transforms.grad _transforms.jit _transforms.mapped",
+    "_transforms.control _transforms.observe _transforms.remat _transforms.vmap",
+    "_transforms.scan_body",
     "_transforms.scan",
 ]
 

@@ -46,7 +46,10 @@ _set = object.__setattr__
 
 
 def build(
-    graphdef: GraphDef[Any], values: Sequence[Any], level: Level
+    graphdef: GraphDef[Any],
+    values: Sequence[Any],
+    level: Level,
+    kinds: Sequence[Leaf] | None = None,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Makes fresh objects.
 
@@ -54,15 +57,17 @@ def build(
       graphdef: What to make.
       values: Per leaf the raw value of a Variable, the values of a State, or an array.
       level: The trace level that the objects belong to.
+      kinds: Per leaf kind and metadata, if they are others than those of the GraphDef.
 
     Returns:
       The roots, all nodes by number, and all leaves by number.
     """
-    leaves = make_leaves(graphdef.leaves, values, level)
+    kinds = graphdef.leaves if kinds is None else kinds
+    leaves = make_leaves(kinds, values, level)
     nodes: list[Any] = [None] * len(graphdef.skeleton.records)
     roots = assemble(graphdef.skeleton, nodes, leaves, level)
-    if ARRAY_LEAF in graphdef.leaves:
-        arrays = [n for n, kind in enumerate(graphdef.leaves) if kind is ARRAY_LEAF]
+    if ARRAY_LEAF in kinds:
+        arrays = [n for n, kind in enumerate(kinds) if kind is ARRAY_LEAF]
         mark_bare(graphdef.skeleton, nodes, leaves, arrays)
     return roots, nodes, leaves
 
@@ -70,7 +75,7 @@ def build(
 def make_leaves(kinds: Sequence[Leaf], values: Sequence[Any], level: Level) -> list[Any]:
     """Makes a fresh Variable or State around each value; arrays stay as they are."""
     return [
-        value if kind is ARRAY_LEAF else kind[0]._make(value, kind[1], level)  # type: ignore[attr-defined]
+        value if kind is ARRAY_LEAF else kind[0]._make(value, kind[1], level)
         for kind, value in zip(kinds, values, strict=True)
     ]
 
@@ -186,7 +191,7 @@ class _Recipe:
         cls = self.record.cls
         if cls is list or cls is dict:
             return cls()
-        return cls._node_new(level, dict(self.marks) if self.marks else None)  # type: ignore[attr-defined]
+        return cls._node_new(level, dict(self.marks) if self.marks else None)
 
     def fill(
         self, node: Any, pool: Sequence[Any], nodes: Sequence[Any], leaves: Sequence[Any]
@@ -252,7 +257,7 @@ def _shell(record: Record, level: Level) -> Any:
         return []
     if record.cls is dict:
         return {}
-    return record.cls._node_new(level, dict(record.marks) or None)  # type: ignore[attr-defined]
+    return record.cls._node_new(level, dict(record.marks) or None)
 
 
 def _fill(node: Any, record: Record, nodes: Sequence[Any], leaves: Sequence[Any]) -> None:

@@ -166,7 +166,7 @@ def root_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if own is not None:
         return own
     found = args[0] if args else next(iter(kwargs.values()), None)
-    if not object_paths(found):
+    if kind_of(found) != OBJECT and not object_paths(found):
         what = f"a {type(found).__name__}" if args or kwargs else "no argument"
         raise StructureError(
             f"nnx.capture({getattr(fn, '__name__', type(fn).__name__)}) found no module in the "

@@ -29,7 +29,7 @@ class _Items(Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if cls.__module__ == __name__:
-            Pytree.__init_subclass__.__func__(cls, **kwargs)  # type: ignore[attr-defined]
+            Pytree.__init_subclass__.__func__(cls, **kwargs)
         else:
             super().__init_subclass__(**kwargs)
 
@@ -68,8 +68,8 @@ class List(_Items, MutableSequence[A], Generic[A]):
     def __getitem__(self, index: slice) -> list[A]: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self.__dict__[i] for i in range(*index.indices(len(self)))]
-        return self.__dict__[self._index(index)]
+            return [self._node_items()[i] for i in range(*index.indices(len(self)))]
+        return self._node_items()[self._index(index)]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, slice):
@@ -114,7 +114,7 @@ class List(_Items, MutableSequence[A], Generic[A]):
     def __iter__(self) -> Iterator[A]:
         index = 0
         while index < len(self):  # as with a list, items may be added on the way
-            yield self.__dict__[index]
+            yield self._node_items()[index]
             index += 1
 
     def __add__(self, other: Iterable[A]) -> "List[A]":
@@ -122,8 +122,8 @@ class List(_Items, MutableSequence[A], Generic[A]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(
-            f"A List holds items only: {name!r} cannot be set on it. Use a Module with an attribute "
-            "for the items."
+            f"A List holds items only: {name!r} cannot be set on it. Use a Module with an "
+            "attribute for the items."
         )
 
     def _index(self, index: Any) -> int:
@@ -186,13 +186,13 @@ class Dict(_Items, MutableMapping[Any, A], Generic[A]):
     def __setitem__(self, key: Any, value: A) -> None:
         if type(key) not in (str, int):
             raise StructureError(
-                f"Dict key {key!r} is a {type(key).__name__}. Keys become parts of paths: they must "
-                "be str or int."
+                f"Dict key {key!r} is a {type(key).__name__}. Keys become parts of paths: they "
+                "must be str or int."
             )
         if self.__dict__ and type(next(iter(self.__dict__))) is not type(key):
             raise StructureError(
-                f"Dict key {key!r} is a {type(key).__name__}, where other keys are not. The keys of "
-                "one Dict must be all str or all int."
+                f"Dict key {key!r} is a {type(key).__name__}, where other keys are not. The keys "
+                "of one Dict must be all str or all int."
             )
         self._set_item(key, value)
 

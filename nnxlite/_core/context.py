@@ -30,16 +30,12 @@ class Ambient:
 
     Attributes:
       scopes: Whether methods name the operations they stage.
-      captured: The Variable kinds that `sow` and `perturb` hand to a capture.
-      method_outputs: The filter that chooses the methods whose outputs are recorded.
-      init: Whether perturbations have initial values.
+      captured: What each capture that runs asks for, the innermost last.
       sow: What `sow` does without a capture; None for the configured mode.
     """
 
     scopes: bool = True
-    captured: tuple[type, ...] = ()
-    method_outputs: Hashable = None
-    init: bool = False
+    captured: tuple[Hashable, ...] = ()
     sow: str | None = None
 
     def but(self, **changes: Any) -> "Ambient":
@@ -103,6 +99,10 @@ LOCAL = _Local()
 
 # jax 0.12 can set a user context for the whole process, jax 0.10.0 cannot.
 DEFAULTS: _Process | _Local = PROCESS if hasattr(USER_CONTEXT, "set_global") else LOCAL
+
+
+BY_THREAD = DEFAULTS is LOCAL
+"""Whether each thread has to follow the process by itself, at a transform that asks `signature`."""
 
 
 def current() -> Ambient:

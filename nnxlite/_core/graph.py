@@ -48,6 +48,8 @@ from nnxlite._core.trace import Level, current_level
 # What the user said of an attribute.
 AUTO, DATA, HELD_STATIC = range(3)
 
+_OWNED = (VARIABLE, STATE)
+_CONTAINERS = (LIST, DICT)
 _NUMBERS = (bool, int, float, complex, np.generic)
 _set = object.__setattr__
 
@@ -55,8 +57,8 @@ _set = object.__setattr__
 class Bare:
     """The mark of a place where JAX put something that is no leaf by its type, such as an axis.
 
-    It counts as a leaf there, and places with the same mark hold one leaf. In the marks of an object
-    it stands under a tuple: the attribute, then steps through what it holds.
+    It counts as a leaf there, and places with the same mark hold one leaf. In the marks of an
+    object it stands under a tuple: the attribute, then steps through what it holds.
     """
 
     __slots__ = ()
@@ -167,7 +169,7 @@ class _Walk:
     def fill(self, value: Any, mark: Mark, path: Path, place: Place) -> tuple[int, Any]:
         """Says how a slot that holds `value` is filled, and walks on below it."""
         kind = kind_of(value)
-        if kind == VARIABLE or kind == STATE:
+        if kind in _OWNED:
             if mark == HELD_STATIC:
                 raise _static_holds_data(value, path)
             return FILL_LEAF, self.owned_leaf(value)
@@ -185,7 +187,7 @@ class _Walk:
             if mark == HELD_STATIC:
                 return FILL_STATIC, statics.static_by_identity(value, _Written(path))
             return FILL_LEAF, self.array_leaf(value, place)
-        if kind == LIST or kind == DICT:
+        if kind in _CONTAINERS:
             return FILL_NODE, self.container(value, kind, mark, path, place)
         if kind == SET:
             return FILL_STATIC, self.static_set(value, path, place)
@@ -295,8 +297,8 @@ class _Walk:
         for element in value:
             if has_data(element):
                 raise StructureError(
-                    f"{format_path(path)} is a set that holds a {type(element).__name__}: a set has "
-                    "no order, so its state would have no stable paths. Use a list or a dict."
+                    f"{format_path(path)} is a set that holds a {type(element).__name__}: a set "
+                    "has no order, so its state would have no stable paths. Use a list or a dict."
                 )
         return self.static(value, path, place)
 
@@ -353,7 +355,7 @@ def _check_data_keys(mapping: dict[Any, Any], path: Path) -> None:
     if not regular and any(has_data(child) for child in mapping.values()):
         names = ", ".join(sorted(cls.__name__ for cls in found))
         raise StructureError(
-            f"{format_path(path)} holds data and has keys of types {names}. The keys of a dict that "
-            "holds Variables, arrays or objects must be all str or all int, since they become part "
-            "of paths."
+            f"{format_path(path)} holds data and has keys of types {names}. The keys of a dict "
+            "that holds Variables, arrays or objects must be all str or all int, since they become "
+            "part of paths."
         )

@@ -161,7 +161,7 @@ class GraphDef(Generic[Node]):
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Per leaf, the path at which it was first met; with several roots it starts with the root."""
+        """Per leaf, the path of its first meeting; with several roots it starts with the root."""
         found = self.cache.get("paths")
         if found is None:
             found = self.cache["paths"] = _all_leaf_paths(self.skeleton)

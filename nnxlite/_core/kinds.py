@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import GetAttrKey, SequenceKey
 
 from nnxlite._core.errors import StaticValueError
@@ -57,7 +58,7 @@ def _classify(value: Any) -> int:
         kind = VARIABLE
     elif getattr(cls, "__nnx_node__", False):
         kind = OBJECT
-    elif isinstance(value, (jax.Array, np.ndarray, jax.core.Tracer)):
+    elif isinstance(value, (jax.Array, np.ndarray, Tracer)):
         kind = ARRAY
     elif isinstance(value, tuple) and hasattr(cls, "_fields"):
         kind = TUPLE
@@ -167,7 +168,7 @@ def value_children(value: Any) -> tuple[Any, tuple[Hashable, ...], list[Any]]:
     if cls is tuple:
         return tuple, tuple(range(len(value))), list(value)
     if isinstance(value, tuple) and hasattr(cls, "_fields"):
-        return cls, tuple(value._fields), list(value)
+        return cls, tuple(cls._fields), list(value)
     if isinstance(value, functools.partial) and is_graph_method(value):
         keywords = tuple(sorted(value.keywords.items()))
         return cls, ("func", "args", "keywords"), [value.func, value.args, keywords]

@@ -167,8 +167,8 @@ def _check_names(cls: type) -> None:
     slots = vars(cls).get("__slots__", ())
     if slots:
         raise TypeError(
-            f"{cls.__name__} has __slots__, and attributes in slots are no part of an object graph. "
-            "Leave __slots__ out, or `slots=True` of the dataclass."
+            f"{cls.__name__} has __slots__, and attributes in slots are no part of an object "
+            "graph. Leave __slots__ out, or `slots=True` of the dataclass."
         )
 
 
@@ -262,6 +262,15 @@ class Module(Pytree):
 
         Returns:
           Whether a capture took it.
+
+        Example:
+          >>> class Net(nnx.Module):
+          ...     def __call__(self, x):
+          ...         self.sow(nnx.Intermediate, "size", jnp.abs(x).max())
+          ...         return x
+          >>> _, found = nnx.capture(Net(), nnx.Intermediate)(jnp.arange(3.0))
+          >>> found["size"][...]
+          (Array(2., dtype=float32),)
         """
         return sowing.sow(self, kind, name, value, reduce_fn, init_fn)
 
@@ -276,6 +285,20 @@ class Module(Pytree):
           name: The name below this module.
           value: Any pytree of arrays.
           kind: The kind of Variable to record the perturbation as.
+
+        Raises:
+          StructureError: A capture has `init` without this name, and does not ask for `kind`.
+          ValueError: `init` has other shapes or dtypes.
+
+        Example:
+          >>> class Net(nnx.Module):
+          ...     def __call__(self, x):
+          ...         return 3 * self.perturb("h", 2 * x)
+          >>> net, x = Net(), jnp.ones(2)
+          >>> _, zeros = nnx.capture(net, nnx.Perturbation)(x)
+          >>> loss = lambda p: nnx.capture(net, init=p)(x).sum()
+          >>> jax.grad(loss)(zeros)["h"][...]
+          Array([3., 3.], dtype=float32)
         """
         return sowing.perturb(self, name, value, kind)
 

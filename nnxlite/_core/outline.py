@@ -4,7 +4,7 @@ A GraphDef holds numbered records. Views want a tree in which a shared node is o
 so this room makes an object for each record, slot by slot, that says how it is described.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from nnxlite._core.describe import Access, Item, Parts, Style
@@ -25,9 +25,15 @@ from nnxlite._core.variable import Variable
 class Outline:
     """What stands for one part of a GraphDef; its items are added as the records are read."""
 
+    style: Style
+    items: list[Item]
+
     def __init__(self, kind: str, title: str, style: Style = "attributes") -> None:
-        self.kind, self.title, self.style = kind, title, style
-        self.items: list[Item] = []
+        self.kind, self.title, self.style, self.items = kind, title, style, []
+
+    def add(self, key: Hashable, access: Access, child: Any) -> None:
+        """Adds an item."""
+        self.items.append((key, access, child))
 
     def _description_parts(self) -> Parts:
         return Parts(self.kind, self.style, self.items, identity=True, title=self.title)
@@ -39,13 +45,14 @@ def outline(graphdef: GraphDef[Any]) -> Outline:
     leaves = [_leaf(*leaf) for leaf in graphdef.leaves]
     nodes = [_node(record.cls) for record in skeleton.records]
     for node, record in zip(nodes, skeleton.records, strict=True):
-        node.items += _items(record.slots, node.style, nodes, leaves)
-    whole = Outline("part", "GraphDef")
-    whole.items += _items(skeleton.roots, "sequence", nodes, leaves)
-    if len(whole.items) == 1:
-        ((_, _, root),) = whole.items
-        whole.items = [("root", "value", root)]
-    return whole
+        _fill(node, record.slots, nodes, leaves)
+    whole = Outline("part", "GraphDef", "sequence")
+    _fill(whole, skeleton.roots, nodes, leaves)
+    if len(whole.items) != 1:
+        return whole
+    alone = Outline("part", "GraphDef")
+    alone.add("root", "value", whole.items[0][-1])
+    return alone
 
 
 def _node(cls: type) -> Outline:
@@ -63,26 +70,23 @@ def _leaf(cls: type, about: Any) -> Outline:
         return Outline("leaf", "Array")
     leaf = Outline("leaf", cls.__name__)
     if issubclass(cls, Variable):
-        leaf.items += [(name, "attribute", value) for name, value in about.mapping.items()]
+        for name, value in about.mapping.items():
+            leaf.add(name, "attribute", value)
         return leaf
     leaf.style = "mapping"
-    pairs = zip(about.paths, about.leaves, strict=True)
-    leaf.items += [(".".join(map(str, path)), "item", _leaf(*below)) for path, below in pairs]
+    for path, below in zip(about.paths, about.leaves, strict=True):
+        leaf.add(".".join(map(str, path)), "item", _leaf(*below))
     return leaf
 
 
-def _items(
-    slots: tuple[Slot, ...], style: Style, nodes: list[Outline], leaves: list[Outline]
-) -> list[Item]:
-    access: dict[Style, Access] = {
-        "attributes": "attribute",
-        "mapping": "item",
-        "sequence": "index",
-    }
-    return [
-        (thaw_key(key), access[style], _filled(how, payload, nodes, leaves))
-        for key, how, payload in slots
-    ]
+_ACCESS: dict[Style, Access] = {"attributes": "attribute", "mapping": "item", "sequence": "index"}
+
+
+def _fill(
+    part: Outline, slots: tuple[Slot, ...], nodes: list[Outline], leaves: list[Outline]
+) -> None:
+    for key, how, payload in slots:
+        part.add(thaw_key(key), _ACCESS[part.style], _filled(how, payload, nodes, leaves))
 
 
 def _filled(how: int, payload: Any, nodes: list[Outline], leaves: list[Outline]) -> Any:
@@ -96,14 +100,12 @@ def _filled(how: int, payload: Any, nodes: list[Outline], leaves: list[Outline])
     if how == FILL_METHOD:
         number, function = payload
         method = Outline("part", "method")
-        method.items = [
-            ("self", "attribute", nodes[number]),
-            ("function", "attribute", function.value),
-        ]
+        method.add("self", "attribute", nodes[number])
+        method.add("function", "attribute", function.value)
         return method
     rebuild, slots = payload
     value = _value(rebuild)
-    value.items += _items(slots, value.style, nodes, leaves)
+    _fill(value, slots, nodes, leaves)
     return value
 
 

@@ -29,7 +29,7 @@ def pop(node: Any, first: Filter, /, *filters: Filter) -> Any:
     plan, flat = make_plan((node,))
     given = (first, *filters)
     spots = [s for _, chosen in selections(plan, given, partial=True) for s in chosen]
-    states = states_of(plan, given, partial=True)
+    states: Any = states_of(plan, given, partial=True)
     drops = _drops(flat, {number for number, inner in spots if inner is None})
     plan.check_writable([number for number, _ in spots], "pop")
     for number in drops:
@@ -67,9 +67,9 @@ def _drops(flat: Flat, leaves: set[int]) -> dict[int, set[Any]]:
             part = next((leaf for leaf in _leaves_in(slot) if leaf in leaves), None)
             if part is not None:
                 raise StructureError(
-                    f"pop cannot take out {format_path(flat.graphdef.paths[part])}: it is part of a "
-                    "tuple or another value, not of an object, list or dict. Assign a new value to "
-                    "the attribute that holds it, or leave it out with a filter."
+                    f"pop cannot take out {format_path(flat.graphdef.paths[part])}: it is part of "
+                    "a tuple or another value, not of an object, list or dict. Assign a new value "
+                    "to the attribute that holds it, or leave it out with a filter."
                 )
     return drops
 

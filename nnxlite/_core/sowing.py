@@ -29,11 +29,12 @@ from nnxlite._core.records import (
     same,
     shapes_of,
 )
-from nnxlite._core.trace import Opaque, opaque_nodes
+from nnxlite._core.trace import opaque_nodes
 from nnxlite._core.variable import Intermediate, Perturbation, Variable
 from nnxlite._core.variable_names import variable_type_from_name
 
 SOW_VARIABLE = "NNXLITE_SOW"
+_ARRAYS = (jax.Array, np.ndarray, np.generic, int, float, complex)
 
 
 def sow(
@@ -53,7 +54,10 @@ def sow(
             recorder.check_level(
                 lambda: f"sow({kind.__name__}, {name!r}) in {recorder.describe(owner)}"  # noqa: B023
             )
-            recorder.add(owner, kind, _checked(name, "sow"), _values(value), reduce, init)
+            given = _values(value)
+            if recorder.inner:
+                _check_arrays(recorder, owner, name, given)
+            recorder.add(owner, kind, _checked(name, "sow"), given, reduce, init)
             taken = True
     if taken:
         return True
@@ -157,6 +161,17 @@ def _checked(name: Any, verb: str) -> str:
     return name
 
 
+def _check_arrays(recorder: Recorder, owner: Any, name: str, value: Any) -> None:
+    """Raises for what cannot leave a transform."""
+    for leaf in jax.tree.leaves(value):
+        if not isinstance(leaf, _ARRAYS):
+            raise TypeError(
+                f"{recorder.describe(owner)} sows {name!r} inside a transform, and there is a "
+                f"{type(leaf).__name__} in it. Only arrays and numbers can leave a transform: sow "
+                "those alone."
+            )
+
+
 def _values(tree: Any) -> Any:
     """Returns a tree with the values of its Variables in their place, as they are now."""
     if isinstance(tree, jax.Array):
@@ -192,8 +207,7 @@ def _is_recordable(output: Any) -> bool:
     """Tells whether there are arrays or numbers in an output, and nothing else."""
     with opaque_nodes():
         leaves = jax.tree.leaves(output)
-    arrays = (jax.Array, np.ndarray, np.generic, int, float, complex)
-    return bool(leaves) and all(isinstance(x, arrays) and type(x) is not Opaque for x in leaves)
+    return bool(leaves) and all(isinstance(x, _ARRAYS) for x in leaves)
 
 
 def sow_here(name: str, value: Any, *, kind: type[Variable] | str = Intermediate) -> bool:
@@ -325,7 +339,8 @@ class _Dropped:
         )
 
     def note(self, cls: type, kind: type[Variable]) -> None:
-        self.kinds.setdefault(cls, {}).setdefault(kind, False)
+        if kind not in self.kinds.get(cls, ()):
+            self.kinds.setdefault(cls, {})[kind] = False
 
     def warn(self, classes: Iterable[type], filters: Iterable[Any]) -> None:
         """Warns if one of the classes sowed a kind that a filter asks for; once for both."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from nnxlite._core import filters as filterlib
-from nnxlite._core.build import assemble, make_leaves
+from nnxlite._core.build import build
 from nnxlite._core.errors import Path, StructureError, format_path
 from nnxlite._core.filters import Filter, filters_to_predicates
 from nnxlite._core.graphdef import ARRAY_LEAF, GraphDef, Leaf
@@ -30,7 +30,7 @@ Spot = tuple[int, int | None]
 MAX_CACHED = 64
 
 
-def split(node: A, /, *filters: Filter) -> Any:
+def split(node: Any, /, *filters: Filter) -> Any:
     """Splits an object into its `GraphDef` and one State per filter.
 
     Args:
@@ -171,8 +171,8 @@ def leaf_entries(graphdef: GraphDef[Any]) -> list[_Entry]:
             )
         elif path == ():
             raise StructureError(
-                f"A bare {kind[0].__name__} has no path, so it cannot be split into a State. Put it "
-                "into an object or a dict, or use its value."
+                f"A bare {kind[0].__name__} has no path, so it cannot be split into a State. Put "
+                "it into an object or a dict, or use its value."
             )
         else:
             entries.append((path, kind, (number, None)))
@@ -230,41 +230,34 @@ def merge(graphdef: GraphDef[A], state: Any, /, *states: Any, copy: bool = False
         kinds, values = graphdef.leaves, [sources[which][place] for which, place in order]
     else:
         kinds, values = _collected(graphdef, given)
-    level = current_level()
-    nodes: list[Any] = [None] * len(graphdef.skeleton.records)
-    return assemble(graphdef.skeleton, nodes, make_leaves(kinds, values, level), level)[0]
+    return build(graphdef, values, current_level(), kinds)[0][0]
 
 
-def _known_order(
-    graphdef: GraphDef[Any], states: tuple[Any, ...]
-) -> list[tuple[int, int]] | None:
+def _known_order(graphdef: GraphDef[Any], states: tuple[Any, ...]) -> list[tuple[int, int]] | None:
     """Says where in the States each leaf is, if they hold just the leaves, of the same kinds."""
     if not all(isinstance(each, State) for each in states):
         return None
     statedefs = tuple(each._meta for each in states)
     key = ("merge", statedefs)
-    cache = graphdef.cache
-    if key in cache:
-        return cache[key]
-    places = {
-        path: (which, place, kind)
-        for which, statedef in enumerate(statedefs)
-        for place, (path, kind) in enumerate(zip(statedef.paths, statedef.leaves, strict=True))
-    }
-    entries = leaf_entries(graphdef)
-    order: list[tuple[int, int]] | None = None
-    if len(entries) == len(places) == sum(len(each.paths) for each in statedefs) and all(
-        inner is None and places.get(path, _NOWHERE)[2] == kind
-        for path, kind, (_, inner) in entries
-    ):
-        order = [places[path][:2] for path, _, _ in entries]
-    if len(cache) > 64:
-        cache.clear()
-    cache[key] = order
+    order = graphdef.cache.get(key, _MISSING)
+    if order is _MISSING:
+        order = _order(leaf_entries(graphdef), statedefs)
+        remember(graphdef, key, order)
     return order
 
 
-_NOWHERE: Any = (0, 0, None)
+def _order(
+    entries: Sequence[_Entry], statedefs: Sequence[StateDef]
+) -> list[tuple[int, int]] | None:
+    places = {
+        (path, kind): (which, place)
+        for which, statedef in enumerate(statedefs)
+        for place, (path, kind) in enumerate(zip(statedef.paths, statedef.leaves, strict=True))
+    }
+    order = [places.get((path, kind)) for path, kind, (_, inner) in entries if inner is None]
+    if len(order) == len(entries) == sum(len(each.paths) for each in statedefs):
+        return None if None in order else order  # type: ignore[return-value]
+    return None
 
 
 def _collected(

@@ -6,8 +6,8 @@ root, plain dicts below it in sorted order, and Variables as nodes; it has no sh
 
 A State that comes from `split` starts as a flat list of values with a `StateDef` (its paths and
 kinds), and makes dicts and Variables when they are first asked for. One that comes from JAX
-starts with the dicts. `_values` and `_tree` hold the one form or the other. `state["a"]` is a *view*:
-a State over the same inner dict, whose changes are changes of the root.
+starts with the dicts. `_values` and `_tree` hold the one form or the other. `state["a"]` is a
+*view*: a State over the same inner dict, whose changes are changes of the root.
 
 The functions on States, such as filters and dict forms, are in `state_forms.py`.
 """
@@ -95,9 +95,9 @@ _STATEDEFS: InternTable[StateDef] = InternTable()
 class State(MutableMapping[Hashable, Any]):
     """A nested mapping from paths to Variables that owns them.
 
-    `state["layers"][0]["kernel"]` and `state.layers[0].kernel` give the Variable, `[...]` its value.
-    Arrays that an object holds as attributes appear as bare arrays. `a | b` merges, `b` winning;
-    `a - b` takes away the paths of `b`.
+    `state["layers"][0]["kernel"]` and `state.layers[0].kernel` give the Variable, `[...]` its
+    value. Arrays that an object holds as attributes appear as bare arrays. `a | b` merges, `b`
+    winning; `a - b` takes away the paths of `b`.
 
     Args:
       mapping: A nested mapping, or pairs of key and value. Variables are copied (their arrays are
@@ -160,7 +160,7 @@ class State(MutableMapping[Hashable, Any]):
                 assert values is not None
                 assert statedef is not None
                 self._variables = [
-                    value if kind is ARRAY_LEAF else _planned(kind[0]._make(value, kind[1], level))  # type: ignore[attr-defined]
+                    value if kind is ARRAY_LEAF else _planned(kind[0]._make(value, kind[1], level))
                     for value, kind in zip(values, statedef.leaves, strict=True)
                 ]
                 self._tree = nest(statedef.paths, self._variables)
@@ -249,21 +249,21 @@ class State(MutableMapping[Hashable, Any]):
             # Not less than any sum that a plan has seen: no later one shall be equal to it.
             root._own_version += _sum_of_versions(root._variables or ())
         root._variables = root._statedef = None
-        structure_changed(root)
+        structure_changed(root)  # pyright: ignore[reportArgumentType]  # a property is as good
 
     def _restructure(self, values: Sequence[Any], statedef: StateDef) -> None:
         """Takes on other paths and values; Variables at paths that stay keep their identity."""
         before, leaves = self._flat()
         old = dict(zip(before.paths, leaves, strict=True))
-        new = []
+        new: list[Any] = []
         for path, kind, value in zip(statedef.paths, statedef.leaves, values, strict=True):
-            leaf = old.get(path)
+            leaf: Any = old.get(path)
             if kind is ARRAY_LEAF:
                 leaf = value
             elif type(leaf) is kind[0]:
                 leaf._value, leaf._meta = value, kind[1]
             else:
-                leaf = kind[0]._make(value, kind[1], self._level)  # type: ignore[attr-defined]
+                leaf = kind[0]._make(value, kind[1], self._level)
             new.append(leaf)
         _become(self._dicts(), nest(statedef.paths, new))
         self._restructured()
@@ -299,8 +299,9 @@ class State(MutableMapping[Hashable, Any]):
         if key in tree:
             tree[key] = value
         else:
-            _check_keys([*tree, key], self._path)
-            _become(tree, dict(sorted([*tree.items(), (key, value)], key=lambda item: item[0])))
+            keys: list[Any] = [*tree, key]
+            _check_keys(keys, self._path)
+            _become(tree, {k: value if k == key else tree[k] for k in sorted(keys)})
         self._restructured()
 
     def __delitem__(self, key: Hashable) -> None:
@@ -555,8 +556,8 @@ def _become(tree: dict[Hashable, Any], new: dict[Hashable, Any]) -> None:
 def _checked_holders(value: Any, path: Path, holders: tuple[Any, ...]) -> tuple[Any, ...]:
     if any(value is each for each in holders):
         raise StructureError(
-            f"{format_path(path, 'state')} is one of the mappings that it is in: a State is a tree, "
-            "without cycles. nnx.split keeps cycles of objects, in the GraphDef."
+            f"{format_path(path, 'state')} is one of the mappings that it is in: a State is a "
+            "tree, without cycles. nnx.split keeps cycles of objects, in the GraphDef."
         )
     return (*holders, value)
 

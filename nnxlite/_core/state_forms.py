@@ -165,8 +165,8 @@ def _selected(state: Mapping[Any, Any], filters: tuple[Filter, ...], *, partial:
     groups, rest = select(pairs, filters_to_predicates(filters))
     if rest and not partial:
         raise unmatched_error(pairs, rest)
-    states = tuple([from_flat_state([pairs[n] for n in group]) for group in groups])
-    return states if len(states) > 1 else states[0]
+    states = [from_flat_state([pairs[n] for n in group]) for group in groups]
+    return tuple(states) if len(states) > 1 else states[0]
 
 
 def merge_state(state: Mapping[Any, Any], /, *states: Mapping[Any, Any]) -> State:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from nnxlite._core.describe import Description, describe
 from nnxlite._core.errors import Path
@@ -188,7 +189,7 @@ def _draws_itself(value: Any) -> bool:
 
 def _can_be_drawn(value: Any) -> bool:
     """Tells whether `value` is an array of numbers; Treescope fails on some of the others."""
-    if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array | np.ndarray):
+    if isinstance(value, Tracer) or not isinstance(value, jax.Array | np.ndarray):
         return False
     if isinstance(value, jax.Array) and value.is_deleted():
         return False

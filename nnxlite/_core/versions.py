@@ -3,8 +3,8 @@
 Objects and Variables carry a slot `_version`. Zero means "no plan has met me yet", so that
 building a model costs nothing. A plan sets it to one; from then on each *structure* change (an
 attribute added, removed or of another kind, a child replaced, a static value or metadata
-changed) adds one and moves the process-wide epoch. Values of Variables and arrays are not structure.
-A plan made at the present epoch needs no check at all.
+changed) adds one and moves the process-wide epoch. Values of Variables and arrays are not
+structure. A plan made at the present epoch needs no check at all.
 """
 
 import itertools

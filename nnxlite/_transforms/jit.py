@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from nnxlite._core import scope
-from nnxlite._core.context import signature
+from nnxlite._core.context import BY_THREAD, signature
 from nnxlite._core.errors import DonatedBufferError, StructureError
 from nnxlite._core.trace import EAGER, Level, current_level
 from nnxlite._transforms.arguments import (
@@ -281,7 +281,8 @@ class JitFunction(LiftedFunction):
                 ) from error
 
     def _inner(self, binding: Binding, leaves: Sequence[Any]) -> "_Inner":
-        signature()  # where JAX has no process-wide context, this thread follows it here
+        if BY_THREAD:
+            signature()
         crossing = binding.crossing
         inner = crossing.kept.get("jit")
         if inner is None:

@@ -152,12 +152,14 @@ def _states(
     found: tuple[dict[Path, Any], dict[Path, Any]] = ({}, {})
     for path, value, gradient in zip(paths, values, gradients, strict=True):
         if path is not None:
-            gradient = jax.tree.map(
-                lambda g, x: jnp.zeros_like(x) if g is None else g,
-                gradient,
-                value,
-                is_leaf=lambda g: g is None,
-            )
+            gradient = jax.tree.map(_gradient, gradient, value, is_leaf=lambda g: g is None)
             found[0][path] = Intermediate._make(value, EMPTY, level)
             found[1][path] = Intermediate._make(gradient, EMPTY, level)
     return State.from_flat_path(found[0]), State.from_flat_path(found[1])
+
+
+def _gradient(gradient: Any, value: Any) -> Any:
+    """Returns a gradient; zeros of an integer, None of what is no number."""
+    if gradient is not None or value is None or jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        return gradient
+    return jnp.zeros_like(value)

@@ -224,6 +224,7 @@ def _convolve(
     if len(batch) != 1:
         x = x.reshape(-1, *x.shape[len(batch) :])  # (batch, *spatial, features)
     if pad_mode is not None:
+        assert not isinstance(padding, str)
         x = jnp.pad(x, ((0, 0), *padding, (0, 0)), mode=pad_mode)
         padding = "VALID"
     channels_last = (0, rank + 1, *range(1, rank + 1))

@@ -90,7 +90,7 @@ class Embed(Module):
             )
         if out_sharding is None:
             return _look_up(embedding, inputs)
-        return jax.sharding.auto_axes(_look_up, out_sharding=out_sharding)(embedding, inputs)
+        return jax.sharding.auto_axes(out_sharding=out_sharding)(_look_up)(embedding, inputs)
 
     def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
         """Returns the inner product of each query with each vector.

@@ -56,7 +56,7 @@ def in_thread(function: Callable[[], Any]) -> Any:
 
 
 def test_equal_records_are_one_object() -> None:
-    assert START.but(init=True) is START.but(scopes=True).but(init=True)
+    assert START.but(sow="store") is START.but(scopes=True).but(sow="store")
 
 
 def test_record_of_the_start_is_no_key() -> None:

@@ -65,7 +65,8 @@ def test_sharing_is_structure():
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_pickled_graphdef_is_interned_again(protocol):
-    graphdef = nnx.graphdef(Net(a=param(2, tag="x"), b=jnp.ones(2), c=[1, {"k": 2.0}], d=(1, param(1))))
+    net = Net(a=param(2, tag="x"), b=jnp.ones(2), c=[1, {"k": 2.0}], d=(1, param(1)))
+    graphdef = nnx.graphdef(net)
     assert pickle.loads(pickle.dumps(graphdef, protocol)) is graphdef
 
 

@@ -57,7 +57,7 @@ def test_list_order_is_numeric():
 def test_object_of_a_bound_method_is_met_at_the_path_of_the_method():
     inner = Net(w=param(1))
     model = Net(f=inner.double, g=functools.partial(inner.triple, x=1))
-    found = {path: value for path, value in nnx.iter_modules(model)}
+    found = dict(nnx.iter_modules(model))
     assert found == {("f",): inner, (): model}
     assert ("f", "w") in [path for path, _ in nnx.iter_graph(model)]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from tests.objects import Box, Net, param
 from tests.core import postponed_annotations as postponed
+from tests.objects import Box, Net, param
 
 T = TypeVar("T")
 

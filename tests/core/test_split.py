@@ -175,9 +175,9 @@ def test_merge_with_one_leaf_twice_is_an_error_that_names_it():
 def test_digit_strings_are_an_error_with_the_way_out():
     graphdef, state = nnx.split(Net(layers=[param(1)]))
     strings = {"layers": {"0": jnp.ones(1)}}
-    with pytest.raises(nnx.errors.StructureError, match="nnx.restore_int_paths"):
+    with pytest.raises(nnx.errors.StructureError, match=r"nnx\.restore_int_paths"):
         nnx.merge(graphdef, strings)
-    with pytest.raises(nnx.errors.StructureError, match="nnx.restore_int_paths"):
+    with pytest.raises(nnx.errors.StructureError, match=r"nnx\.restore_int_paths"):
         nnx.update(nnx.merge(graphdef, state), strings)
 
 
@@ -337,7 +337,7 @@ def test_changes_after_the_split_are_not_in_the_state():
 
 def test_eval_shaped_model_splits_and_merges():
     abstract = nnx.eval_shape(net)
-    graphdef, state = nnx.split(abstract)
+    graphdef = nnx.split(abstract)[0]
     assert graphdef is nnx.graphdef(net())
     made = nnx.merge(graphdef, nnx.state(net()))
     assert_isomorphic(made, net())

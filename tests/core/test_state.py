@@ -147,7 +147,7 @@ def test_missing_key_is_an_error_that_lists_the_keys(read):
 
 def test_missing_attribute_is_an_attribute_error():
     with pytest.raises(AttributeError, match="state has no key 'nope'; it has 'a'"):
-        nnx.State({"a": 1}).nope  # noqa: B018
+        nnx.State({"a": 1}).nope
     with pytest.raises(AttributeError, match="state has no key 'nope'"):
         del nnx.State({"a": 1}).nope
     assert not hasattr(nnx.State({}), "__array__")
@@ -225,7 +225,7 @@ def test_level_without_leaves_is_kept_by_copies():
 
 def test_uninitialized_state_raises_attribute_errors_only():
     with pytest.raises(AttributeError, match="no attribute '_tree'"):
-        object.__new__(nnx.State)._tree  # noqa: B018
+        object.__new__(nnx.State)._tree
 
 
 @MADE

@@ -89,3 +89,14 @@ def test_only_vectors_looked_up_have_a_gradient() -> None:
     layer = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
     gradient = nnx.grad(lambda layer: layer(jnp.array([1, 1, 4])).sum())(layer)
     assert gradient["embedding"][:, 0].tolist() == [0, 2, 0, 0, 1]
+
+
+def test_the_sharding_of_the_result_may_be_named() -> None:
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    layer = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
+    spec = jax.sharding.PartitionSpec("data")
+    with jax.set_mesh(mesh):
+        found = layer(jnp.array([1, 2]), out_sharding=spec)
+        scores = layer.attend(found, out_sharding=spec)
+    np.testing.assert_array_equal(found, layer.embedding[1:3])
+    assert found.sharding.spec == scores.sharding.spec == jax.sharding.PartitionSpec("data", None)

@@ -187,15 +187,15 @@ def test_submodule_attached_inside_records_under_its_path(name):
 
 def test_unrolled_loop_and_scan_give_the_same_gradients():
     class Layer(nnx.Module):
-        def __init__(self, rngs):
-            self.linear = nnx.Linear(3, 3, rngs=rngs)
+        def __init__(self, w):
+            self.w = nnx.Param(w)
 
         def __call__(self, x):
-            return jnp.tanh(self.perturb("h", self.linear(x)))
+            return jnp.tanh(self.perturb("h", x @ self.w[...]))
 
     class Stack(nnx.Module):
-        def __init__(self, rngs):
-            self.layers = nnx.split_rngs(splits=4)(nnx.vmap(Layer))(rngs)
+        def __init__(self, w):
+            self.layers = nnx.vmap(Layer)(w)
 
         def __call__(self, x):
             run = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
@@ -210,9 +210,8 @@ def test_unrolled_loop_and_scan_give_the_same_gradients():
                 x = layer(x)
             return x
 
-    stack = Stack(nnx.Rngs(0))
-    graphdef, state = nnx.split(stack.layers)
-    layers = [nnx.merge(graphdef, jax.tree.map(lambda a, n=n: a[n], state)) for n in range(4)]
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3, 3)), jnp.float32)
+    stack, layers = Stack(w), [Layer(each) for each in w]
     ones = jnp.ones((2, 3))
     run = nnx.jit(nnx.capture_gradients(lambda m, x: (m(x) ** 2).sum()))
     loss, values, grads = run(stack, ones)
@@ -438,16 +437,16 @@ def test_models_die_after_captures_through_cached_functions():
     f = nnx.jit(call)
     scanned = nnx.scan(call, in_axes=(None, 0), out_axes=0)
     dead = []
-    for _ in range(3):
+    for _ in range(2):
         net = Net(2.0)
         for g in (f, scanned, nnx.remat(call)):
             _, _, zeros = nnx.capture(g, nnx.Intermediate, nnx.Perturbation)(net, X)
             nnx.capture(g, init=zeros, method_outputs=nnx.Intermediate)(net, X)
-            nnx.capture_gradients(lambda net, x, g=g: g(net, x).sum())(net, X)
+        nnx.jit(nnx.capture_gradients(lambda net, x: f(net, x).sum()))(net, X)
         dead.append(weakref.ref(net.blocks[0]))
         del net
     gc.collect()
-    assert [ref() for ref in dead] == [None] * 3
+    assert [ref() for ref in dead] == [None] * 2
 
 
 def test_threads_capture_side_by_side():
@@ -614,11 +613,10 @@ def test_state_changes_of_the_loss_happen_once():
             return self.dropout(x)
 
     net, twin = Counting(), Counting()
-    (loss, aux), values, _ = nnx.capture_gradients(
-        lambda net, x: (net(x).sum(), net), has_aux=True
-    )(net, X)
+    run = nnx.capture_gradients(lambda net, x: (net(x).sum(), net), has_aux=True)
+    (loss, aux), values, _ = nnx.jit(run)(net, X)
     assert int(net.n[...]) == 1 and aux is net
-    np.testing.assert_array_equal(values["dropout"]["__call__"][...], twin(X))
+    np.testing.assert_array_equal(values["dropout"]["__call__"][...], nnx.jit(call)(twin, X))
     assert float(loss) == float(values["__call__"][...].sum())
 
 
@@ -661,6 +659,43 @@ def test_mixed_outputs_have_gradients_of_their_floats():
     np.testing.assert_array_equal(values["__call__"].get_value()["best"], 5)
     assert int(grads["__call__"].get_value()["best"]) == 0
     np.testing.assert_array_equal(grads["__call__"].get_value()["scores"], 4 * X)
+
+
+def test_values_may_hold_none_and_keys():
+    class Pair(nnx.Module):
+        def __call__(self, x):
+            return self.perturb("pair", (x, None))[0]
+
+        def key(self, x):
+            return x, jax.random.key(0)
+
+    _, values, grads = nnx.capture_gradients(lambda net, x: (net(x) * net.key(x)[0]).sum())(
+        Pair(), X
+    )
+    assert values["pair"].get_value()[1] is None is grads["pair"].get_value()[1]
+    np.testing.assert_array_equal(grads["pair"].get_value()[0], X)
+    assert grads["key"].get_value()[1] is None
+
+
+def test_sown_text_cannot_leave_a_transform():
+    class Text(nnx.Module):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "text", ("a", x))
+
+    assert nnx.capture(Text(), nnx.Intermediate)(X)[1]["text"][...][0][0] == "a"
+    with pytest.raises(TypeError, match=r"model \(Text\) sows 'text' inside a transform.*a str"):
+        nnx.capture(nnx.jit(call), nnx.Intermediate)(Text(), X)
+
+
+def test_branches_have_to_record_alike():
+    def branches(low, high):
+        return lambda net, x: nnx.cond(x.sum() < 0, low, high, net, x)
+
+    net = Block(2.0)
+    _, found = nnx.capture(branches(call, lambda net, x: net(2 * x)), nnx.Intermediate)(net, X)
+    np.testing.assert_array_equal(found["y"][...][0], 4 * X)
+    with pytest.raises(StructureError, match=r"record alike.*Intermediate 'y'.*nothing"):
+        nnx.capture(branches(lambda net, x: x, call), nnx.Intermediate)(net, X)
 
 
 def test_one_call_refuses_what_is_no_loss():

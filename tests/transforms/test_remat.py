@@ -58,7 +58,9 @@ class Net(nnx.Module):
 
 @pytest.mark.parametrize("static", [{"static_argnums": 2}, {"static_argnums": (-1,)},
                                     {"static_argnames": "train"}], ids=str)  # fmt: skip
-@pytest.mark.parametrize("fn", [Net.__call__, lambda m, x, train: m(x, train)], ids=["method", "fn"])
+@pytest.mark.parametrize(
+    "fn", [Net.__call__, lambda m, x, train: m(x, train)], ids=["method", "fn"]
+)
 def test_static_arguments_by_position_and_name(fn, static):
     f, model = nnx.remat(fn, **static), Net()
     assert float(f(model, one, True)) == 3 and float(f(model, one, False)) == 1
@@ -153,7 +155,7 @@ def test_eager_calls_of_equal_structure_share_a_trace():
 
 def test_closed_over_objects_are_read_anew():
     rematted, found = nnx.remat(lambda x: model.w[...] * x), []
-    for model in (Cell(1.0), Cell(2.0), Cell(3.0)):
+    for model in (Cell(1.0), Cell(2.0), Cell(3.0)):  # noqa: B007 (the closure reads it)
         found.append(float(rematted(one)))
     assert found == [1, 2, 3]
 

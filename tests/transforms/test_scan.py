@@ -36,7 +36,9 @@ def test_equals_lax_scan(options):
 @pytest.mark.parametrize("sequence", [tuple, list])
 def test_carry_in_any_position(carry, sequence):
     f = nnx.scan(
-        lambda x, y, c: (c + x * y, c), in_axes=sequence((0, 0, carry)), out_axes=sequence((carry, 0))
+        lambda x, y, c: (c + x * y, c),
+        in_axes=sequence((0, 0, carry)),
+        out_axes=sequence((carry, 0)),
     )
     last, seen = f(xs, xs, f32(1))
     assert float(last) == 6 and np.array_equal(seen, [1, 1, 2])
@@ -79,7 +81,7 @@ def test_variable_array_and_rngs_are_carried():
     rngs, loop = nnx.Rngs(0), nnx.Rngs(0)
     drawn = nnx.scan(lambda r, _: (r, jax.random.uniform(r())))(rngs, xs)[1]
     assert np.array_equal(drawn, jnp.stack([jax.random.uniform(loop()) for _ in xs]))
-    assert_isomorphic(rngs, loop)
+    assert int(rngs.default.count[...]) == int(loop.default.count[...]) == 3
 
 
 def test_carried_state_may_be_the_same_or_a_new_one():
@@ -214,9 +216,9 @@ def append(m, x):
 @pytest.mark.parametrize(
     ("body", "match"),
     [
-        (writes(lambda x: jnp.ones(2)), r"m\.n \(Variable\) is float32\[\] before .* float32\[2\] af"),
-        (writes(lambda x: jnp.int32(1)), r"m\.n \(Variable\) is float32\[\] before .* int32\[\] afte"),
-        (writes(lambda x: (x, x)), r"m\.n \(Variable\) has structure \* before .* \(\*, \*\) after"),
+        (writes(lambda x: jnp.ones(2)), r"m\.n \(Variable\) is float32\[\] before .* float32\[2\]"),
+        (writes(lambda x: jnp.int32(1)), r"m\.n \(Variable\) is float32\[\] before .* int32\[\]"),
+        (writes(lambda x: (x, x)), r"m\.n \(Variable\) has structure \* before .* \(\*, \*\) af"),
         (carries(lambda m, x: (m, m)), r"keep its structure\. Before .* \*, after it \(\*, \*\)"),
         (carries(lambda m, x: Cell()), r"carry is another object after the step"),
         (carries(lambda m, x: m.inner), r"carry is another object after the step"),
@@ -268,15 +270,17 @@ def test_carries_that_do_not_fit(axes, match):
         nnx.scan(lambda c, x: (c, x), in_axes=axes[0], out_axes=axes[1])
 
 
-def test_results_of_each_step_need_an_axis():
-    for made in (lambda x: x, lambda x: nnx.Param(x)):
-        with pytest.raises(ValueError, match="out_axes has no axis for .* in the result|result.1."):
-            nnx.scan(lambda c, x: (c, made(x)), out_axes=(nnx.Carry, None))(one, xs)
+@pytest.mark.parametrize("make", [lambda x: x, nnx.Param], ids=["array", "object"])
+def test_results_of_each_step_need_an_axis(make):
+    with pytest.raises(ValueError, match=r"out_axes has no axis for .*the result"):
+        nnx.scan(lambda c, x: (c, make(x)), out_axes=(nnx.Carry, None))(one, xs)
 
 
 def test_carried_and_sliced_at_once():
     bank = Bank()
-    with pytest.raises(nnx.errors.StructureError, match=r"nnx\.Carry in one place and 0 in the oth"):
+    with pytest.raises(
+        nnx.errors.StructureError, match=r"nnx\.Carry in one place and 0 in the oth"
+    ):
         nnx.scan(lambda c, m: (c, one))(bank, bank)
 
 
@@ -310,7 +314,7 @@ class Stack(nnx.Module):
 
     def by_hand(self, x):
         weights = self.layers.kernel[...], self.layers.bias[...]
-        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w[0] + w[1]), None), x, weights)[0]
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w[0] + w[1][None]), None), x, weights)[0]
 
 
 @around
@@ -325,7 +329,7 @@ def test_gradient_through_layers(around):
     model, x = Stack(nnx.Rngs(0)), jnp.ones((4, 2), f32)
 
     def by_hand(kernel, bias):
-        step = lambda x, w: (jnp.tanh(x @ w[0] + w[1]), None)  # noqa: E731
+        step = lambda x, w: (jnp.tanh(x @ w[0] + w[1][None]), None)  # noqa: E731
         return jax.lax.scan(step, x, (kernel, bias))[0].sum()
 
     expected = jax.grad(by_hand)(model.layers.kernel[...], model.layers.bias[...])
@@ -428,7 +432,7 @@ def test_eager_calls_of_equal_structure_share_a_trace():
 
 def test_closed_over_objects_are_read_anew():
     run, found = nnx.scan(lambda c, x: (c + model.w[...], x)), []
-    for model in (Cell(1.0), Cell(2.0), Cell(3.0)):
+    for model in (Cell(1.0), Cell(2.0), Cell(3.0)):  # noqa: B007 (the closure reads it)
         found.append(float(run(f32(0), xs)[0]))
     assert found == [3, 6, 9]
 
@@ -456,9 +460,9 @@ def test_closed_over_objects_of_a_running_trace_are_read_anew():
 
 def test_names_of_scanned_layers():
     model, x = Stack(nnx.Rngs(0)), jnp.ones((1, 2), f32)
-    text = nnx.jit(lambda m, x: m(x)).lower(model, x).as_text(debug_info=True)
-    (name,) = set(re.findall(r'"([^"]*)/dot_general"', text))
-    assert "Stack" in name and "/while/body/" in name and not name.endswith("body")
+    text = nnx.jit(lambda m, x: m(x)).lower(model, x).compile().as_text()
+    names = set(re.findall(r'op_name="([^"]*)/while/body/[^"]*dot_general"', text))
+    assert {name.split("/")[1] for name in names} == {"Stack"}
 
 
 def test_backward_pass_keeps_no_copies_of_parameters():

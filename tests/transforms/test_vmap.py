@@ -154,9 +154,14 @@ def test_batch_norm_of_a_broadcast_model_fails_each_time_and_harms_nothing():
             return self.norm(self.linear(x))
 
     model, x = Net(nnx.Rngs(0)), jnp.ones((4, 6, 1), f32)
-    for f in (nnx.vmap(model, in_axes=1), lambda x: nnx.vmap(Net.__call__, in_axes=(None, 1))(model, x)):
+    for f in (
+        nnx.vmap(model, in_axes=1),
+        lambda x: nnx.vmap(Net.__call__, in_axes=(None, 1))(model, x),
+    ):
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"changed self\.norm\.mean \(BatchStat\), .*broad"):
+            with pytest.raises(
+                ValueError, match=r"changed self\.norm\.mean \(BatchStat\), .*broad"
+            ):
                 f(x)
     assert_isomorphic(model, Net(nnx.Rngs(0)))
     assert model(jnp.ones((4, 1), f32)).shape == (4, 5)
