@@ -18,7 +18,7 @@ from nnxlite._core.kinds import OBJECT, kind_of
 from nnxlite._core.split import state
 from nnxlite._core.state import State
 from nnxlite._core.variable import Variable
-from nnxlite._transforms.lift import opaque_flatten
+from nnxlite._transforms.packing import opaque_flatten
 
 Entry = tuple[int, int | None]
 """A leaf number, and for the leaves of a State that is an attribute the position inside it."""

@@ -22,7 +22,8 @@ from nnxlite._core.graphdef import (
 from nnxlite._core.state import State
 from nnxlite._core.statics import short_text
 from nnxlite._transforms.axes import Entry
-from nnxlite._transforms.lift import Crossing, Out, Update, same_value
+from nnxlite._transforms.crossing import Crossing
+from nnxlite._transforms.packing import Out, Update, same_value
 
 
 class Emission(NamedTuple):

@@ -19,8 +19,9 @@ from nnxlite._core.graphdef import FILL_NODE
 from nnxlite._core.statics import static
 from nnxlite._core.trace import OPEN_STATES, current_level
 from nnxlite._transforms.arguments import resolve
-from nnxlite._transforms.lift import Lift, Out, OutDef, Update
 from nnxlite._transforms.changes import structure_change
+from nnxlite._transforms.lift import Lift
+from nnxlite._transforms.packing import Out, OutDef, Update
 
 MAX_LIFTS = 256
 
@@ -407,9 +408,9 @@ class _Loop(_Traced):
             )
         if any(jax.tree.leaves(self.shape.extras)):
             raise StructureError(
-                f"{self.title}: {_records(self.shape.extras)} is sown inside a loop whose number of "
-                "steps is not known, so there is no room for all values. Use nnx.scan, which stacks "
-                "them, or capture inside the body and carry what you need."
+                f"{self.title}: {_records(self.shape.extras)} is sown inside a loop whose number "
+                "of steps is not known, so there is no room for all values. Use nnx.scan, which "
+                "stacks them, or capture inside the body and carry what you need."
             )
         self._check_carry(args[-1])
 

@@ -20,7 +20,9 @@ from nnxlite._core.trace import Level, Opaque
 from nnxlite._core.variable import Param
 from nnxlite._transforms.arguments import by_position, parameters, resolve
 from nnxlite._transforms.axes import DiffState, Entry
-from nnxlite._transforms.lift import Binding, LiftedFunction, Out
+from nnxlite._transforms.binding import Binding
+from nnxlite._transforms.lift import LiftedFunction
+from nnxlite._transforms.packing import Out
 
 Argnum = int | DiffState
 

@@ -29,13 +29,10 @@ from nnxlite._transforms.arguments import (
     parameters,
     resolve,
 )
-from nnxlite._transforms.lift import (
-    Binding,
-    Crossing,
-    LiftedFunction,
-    Out,
-    first_object,
-)
+from nnxlite._transforms.binding import Binding
+from nnxlite._transforms.crossing import Crossing
+from nnxlite._transforms.lift import LiftedFunction, first_object
+from nnxlite._transforms.packing import Out
 from nnxlite._transforms.shardings import JitShardings
 
 MAX_KEPT = 64

@@ -17,8 +17,10 @@ from nnxlite._core.trace import EAGER, Level, Opaque
 from nnxlite._core.variable import Variable
 from nnxlite._transforms.arguments import closed_over
 from nnxlite._transforms.axes import Entry, leaf_roles
+from nnxlite._transforms.binding import Binding
 from nnxlite._transforms.changes import Emission
-from nnxlite._transforms.lift import Binding, Crossing, OutDef, opaque_flatten
+from nnxlite._transforms.crossing import Crossing
+from nnxlite._transforms.packing import OutDef, opaque_flatten
 from nnxlite._transforms.roles import Roles, entry_place, show, spread_over
 
 

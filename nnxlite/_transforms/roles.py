@@ -15,7 +15,8 @@ from nnxlite._core.errors import Path, StructureError, format_path
 from nnxlite._core.graphdef import ARRAY_LEAF, GraphDef
 from nnxlite._core.state import State
 from nnxlite._transforms.axes import Carry, Entry, StateAxes, entry_roles, is_carry, spread
-from nnxlite._transforms.lift import Binding, Crossing
+from nnxlite._transforms.binding import Binding
+from nnxlite._transforms.crossing import Crossing
 
 
 class Roles(NamedTuple):

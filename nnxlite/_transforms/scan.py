@@ -14,9 +14,11 @@ import jax
 from nnxlite._core.trace import Level
 from nnxlite._transforms.arguments import resolve
 from nnxlite._transforms.axes import Carry, StateAxes, is_carry
+from nnxlite._transforms.binding import Binding
 from nnxlite._transforms.changes import changed_values
-from nnxlite._transforms.lift import Binding, LiftedFunction, Out
+from nnxlite._transforms.lift import LiftedFunction
 from nnxlite._transforms.mapped import Kept, Rider, array_roles, extra_axes
+from nnxlite._transforms.packing import Out
 from nnxlite._transforms.roles import by_entry, mapped_size, roles_of, show
 from nnxlite._transforms.scan_body import ScanBody, Split, is_flag, moved_back
 

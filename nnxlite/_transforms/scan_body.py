@@ -17,7 +17,7 @@ from nnxlite._core.graphdef import FILL_NODE, Leaf
 from nnxlite._core.state import State
 from nnxlite._transforms.axes import Carry, Entry, StateAxes, is_carry
 from nnxlite._transforms.changes import Emission, Frame, emissions, structure_change
-from nnxlite._transforms.lift import Crossing, OutDef, same_value
+from nnxlite._transforms.crossing import Crossing
 from nnxlite._transforms.mapped import (
     AxisNames,
     Rider,
@@ -25,6 +25,7 @@ from nnxlite._transforms.mapped import (
     array_roles,
     broadcast_error,
 )
+from nnxlite._transforms.packing import OutDef, same_value
 from nnxlite._transforms.roles import Roles, by_leaf, entry_place
 
 _NUMBERS = (jax.Array, np.ndarray, np.generic, int, float, complex)

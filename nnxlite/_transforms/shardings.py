@@ -16,7 +16,8 @@ from nnxlite._core.errors import StructureError, format_path
 from nnxlite._core.graphdef import FILL_LEAF, FILL_NODE, GraphDef, Slot, leaf_paths
 from nnxlite._core.trace import current_level
 from nnxlite._transforms.axes import entry_roles, spread
-from nnxlite._transforms.lift import Binding, Out, OutDef
+from nnxlite._transforms.binding import Binding
+from nnxlite._transforms.packing import Out, OutDef
 
 
 class JitShardings:

@@ -10,8 +10,9 @@ import jax
 from nnxlite._core.errors import format_path
 from nnxlite._transforms.arguments import resolve
 from nnxlite._transforms.axes import StateAxes, is_carry
+from nnxlite._transforms.binding import Binding
 from nnxlite._transforms.changes import Emission, changed_values, emissions
-from nnxlite._transforms.lift import Binding, LiftedFunction, Out, OutDef
+from nnxlite._transforms.lift import LiftedFunction
 from nnxlite._transforms.mapped import (
     AxisNames,
     Rider,
@@ -20,6 +21,7 @@ from nnxlite._transforms.mapped import (
     broadcast_error,
     extra_axes,
 )
+from nnxlite._transforms.packing import Out, OutDef
 from nnxlite._transforms.roles import by_entry, by_leaf, entry_place, mapped_size, roles_of, show
 
 

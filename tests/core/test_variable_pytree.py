@@ -187,6 +187,6 @@ def test_a_read_of_an_eager_variable_is_recorded_while_a_trace_asks_for_it() -> 
         for read in (lambda: variable[0], lambda: variable.value, lambda: variable.T):
             records.clear()
             read()
-            assert records[id(variable)][0]() is variable
+            assert records[id(variable)].leaf() is variable
     finally:
         trace.FOREIGN_READS.recorders.pop()

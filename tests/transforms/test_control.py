@@ -165,7 +165,9 @@ def test_loop_refuses_a_new_attribute_with_its_path() -> None:
 
 
 def test_loop_refuses_a_carry_of_another_dtype_with_before_and_after() -> None:
-    with pytest.raises(StructureError, match=r"float32\[2\] before the step and float16\[2\] after"):
+    with pytest.raises(
+        StructureError, match=r"float32\[2\] before the step and float16\[2\] after"
+    ):
         nnx.fori_loop(0, 3, lambda i, x: x.astype(jnp.float16), jnp.ones(2, jnp.float32))
 
 

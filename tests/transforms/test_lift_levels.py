@@ -173,6 +173,39 @@ def test_kept_traces_see_values_changed_under_a_closure(transform, outer):
     assert call(one) == 5 and call(one) == 5
 
 
+def reads_global(x):
+    return x * GLOBAL.w[...]
+
+
+def same(x):
+    return x * jnp.float32(1)
+
+
+def reaches_end(carry):
+    return carry[1] < jnp.int32(GLOBAL.w[...])
+
+
+def step(carry):
+    return carry[0] * GLOBAL.w[...], carry[1] + 1
+
+
+@pytest.mark.filterwarnings("ignore:.* is traced again")
+@pytest.mark.parametrize("branches", [(reads_global, same), (same, reads_global)])
+def test_branches_kept_under_other_branches_see_changed_values(branches):
+    for w in (2.0, 5.0, 7.0):
+        GLOBAL.w[...] = jnp.float32(w)
+        found = [float(nnx.switch(n, branches, jnp.float32(1))) for n in range(2)]
+        assert sorted(found) == [1, w]
+
+
+@pytest.mark.filterwarnings("ignore:.* is traced again")
+def test_conditions_kept_under_a_loop_see_changed_values():
+    for w in (2.0, 3.0):
+        GLOBAL.w[...] = jnp.float32(w)
+        value, count = nnx.while_loop(reaches_end, step, (jnp.float32(1), jnp.int32(0)))
+        assert value == w**w and count == w
+
+
 # Trace levels: objects of an outer trace.
 
 
