@@ -49,11 +49,12 @@ def test_digits_learns_and_shows_what(tmp_path: Path) -> None:
     assert "hardest digit" in done.stdout
 
 
-def test_gradient_debugging_finds_the_layer_that_explodes():
-    done = run_example("gradient_debugging.py", "--steps", "2", "--layer", "5", "--seed", "3")
+def test_gradient_debugging_finds_the_layer_that_explodes(tmp_path: Path) -> None:
+    options = ("--steps", "2", "--layer", "5", "--seed", "3")
+    done = run_example("gradient_debugging.py", *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "model.layers[5] makes the gradient" in done.stdout
-    refused = run_example("gradient_debugging.py", "--layer", "16")
+    refused = run_example("gradient_debugging.py", "--layer", "16", folder=tmp_path)
     assert refused.returncode == 2 and "--layer is 16, expected 1 to 15" in refused.stderr
 
 

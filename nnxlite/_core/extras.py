@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
 
-# Objects by their number in the graph of a transform's arguments, each given by a callable; None for
-# lists, dicts, and what is gone.
+# Objects by their number in the graph of a transform's arguments, each given by a callable, which
+# returns None for lists, dicts and what is gone.
 Nodes: TypeAlias = Sequence[Callable[[], Any]]
 
 
@@ -23,18 +23,23 @@ class Extras(Protocol):
 
     def key(self) -> Hashable:
         """Returns what is static about them: it joins the key of the pure function."""
+        ...
 
     def inputs(self, nodes: Nodes) -> Any:
         """Returns a tree of arrays to hand in."""
+        ...
 
     def inside(self, inputs: Any, nodes: Nodes) -> AbstractContextManager[Callable[[], Any]]:
         """Returns the context of the body; it yields a function giving arrays to hand out."""
+        ...
 
     def deliver(self, outputs: Any, nodes: Nodes) -> None:
         """Takes what was handed out."""
+        ...
 
     def learner(self) -> "Extras":
         """Returns an `Extras` that learns which inputs a mapped body uses; it records nothing."""
+        ...
 
     def axes(self, inputs: Any, learner: "Extras", size: int | None) -> Any:
         """Returns the axis of each input under `vmap` and `scan`: 0, or None for all the same.
@@ -42,6 +47,7 @@ class Extras(Protocol):
         Raises:
           ValueError: An input that is mapped does not have that size in front.
         """
+        ...
 
 
 class _Travelling(threading.local):

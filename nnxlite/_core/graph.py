@@ -50,6 +50,7 @@ AUTO, DATA, HELD_STATIC = range(3)
 
 _OWNED = (VARIABLE, STATE)
 _CONTAINERS = (LIST, DICT)
+_SCALARS = frozenset((str, int, bool, float, type(None)))
 _NUMBERS = (bool, int, float, complex, np.generic)
 _set = object.__setattr__
 
@@ -254,8 +255,12 @@ class _Walk:
         marked = node._marks or type(node)._class_marks
         slots = []
         for key in sorted(items):
+            value = items[key]
             mark = mark_of(node, key) if marked else AUTO
-            slots.append((key, *self.fill(items[key], mark, (*path, key), Place(node, key, ()))))
+            if mark == AUTO and type(value) in _SCALARS:  # as most are: straight to the point
+                slots.append((key, FILL_STATIC, statics.static(value)))
+                continue
+            slots.append((key, *self.fill(value, mark, (*path, key), Place(node, key, ()))))
         self.records[number] = Record(type(node), _said(node._marks), tuple(slots))
         return number
 

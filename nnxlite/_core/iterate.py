@@ -18,6 +18,7 @@ from nnxlite._core.kinds import (
     METHOD,
     OBJECT,
     STATE,
+    STATIC,
     VARIABLE,
     is_graph_method,
     is_value,
@@ -76,14 +77,19 @@ def iter_graph(node: Any, /) -> Iterator[tuple[Path, Any]]:
         if below_done:
             yield path, value
             continue
-        if kind_of(value) in _HAVE_IDENTITY:
+        kind = kind_of(value)
+        if kind == STATIC:
+            yield path, value
+            continue
+        if kind in _HAVE_IDENTITY:
             if id(value) in seen:
                 continue
             seen[id(value)] = value
         stack.append((path, value, True))
-        if kind_of(value) == METHOD and is_graph_method(value):
+        if kind == METHOD and is_graph_method(value):
             stack.append((path, value.__self__, False))
-        stack.extend(((*path, key), child, False) for key, child in reversed(children_of(value)))
+        for key, child in reversed(children_of(value)):
+            stack.append(((*path, key), child, False))
 
 
 def iter_modules(node: Any, /) -> Iterator[tuple[Path, Any]]:

@@ -16,6 +16,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.tree_util import GetAttrKey, SequenceKey
@@ -29,6 +30,7 @@ STATIC, ARRAY, VARIABLE, STATE, OBJECT, LIST, DICT, TUPLE, FOREIGN, SET, METHOD,
 _KINDS: dict[type, int] = {
     **dict.fromkeys((str, bytes, int, float, bool, complex, type(None), type(...)), STATIC),
     **dict.fromkeys((types.FunctionType, types.BuiltinFunctionType, type, range, slice), STATIC),
+    type(jnp.float32): STATIC,
     np.ndarray: ARRAY,
     jax.ShapeDtypeStruct: ARRAY,
     list: LIST,

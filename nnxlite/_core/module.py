@@ -93,6 +93,8 @@ class Pytree:
 
     def _node_changed(self, key: Hashable, old: Any, new: Any, mark: int) -> None:
         marks = self._marks
+        if old is new and mark == AUTO and not marks:
+            return
         if marks and any(type(each) is tuple and each[0] == key for each in marks):
             # Where JAX had put something there is now what the user wants.
             marks = _without(marks, (key,), bare_only=True)

@@ -53,7 +53,7 @@ def resolve(fn: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...]
     if isinstance(fn, types.MethodType) and kind_of(fn.__self__) == OBJECT:
         return fn.__func__, (fn.__self__,), {}
     if kind_of(fn) == OBJECT:
-        return type(fn).__call__, (fn,), {}  # type: ignore[operator]
+        return type(fn).__call__, (fn,), {}
     return fn, (), {}
 
 

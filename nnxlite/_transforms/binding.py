@@ -112,7 +112,7 @@ class Binding:
             else:
                 is_node, number = entry
                 source = self.plan.nodes if is_node else self.plan.handles
-                leaves.append(source[number]())  # type: ignore[misc]
+                leaves.append(source[number]())
         return jax.tree_util.tree_unflatten(out.definition.tree, leaves)
 
     def _restructure(self, out: Out, level: Level) -> list[Any]:
@@ -160,6 +160,7 @@ class Binding:
         definition, level = out.definition, current_level()
         values = [_abstract(value) for value in self.plan.gather()]
         update = definition.update
+        outputs: list[Any] = []
         if update is None:
             for number, value in zip(definition.changed, out.changed, strict=True):
                 values[number] = value

@@ -299,7 +299,7 @@ def while_loop(
       (True, 6)
     """
     level = current_level()
-    body = _Loop(_lift_of(body_fun, "nnx.while_loop", OPEN_STATES), (init_val,), 0)
+    body = _Loop(_lift_of(body_fun, "nnx.while_loop", OPEN_STATES), (init_val,))
     condition = _Traced(_lift_of(cond_fun, "nnx.while_loop", OPEN_STATES), (init_val,))
     if condition.definition.changed or condition.definition.update is not None:
         raise StructureError(
@@ -347,24 +347,25 @@ def fori_loop(
       Array(3, dtype=int32, weak_type=True)
     """
     level = current_level()
-    index = jnp.asarray(lower)
-    if not isinstance(lower, jax.Array) and not isinstance(upper, jax.Array):
-        index = jnp.asarray(0)
-    body = _Loop(_lift_of(body_fun, "nnx.fori_loop", OPEN_STATES), (index, init_val), 1)
+    lift = _lift_of(body_fun, "nnx.fori_loop", OPEN_STATES)
+    body = _Loop(lift, (jnp.asarray(lower), init_val))
     kept = body.crossing.kept
-    step = kept.get("fori")
-    if step is None:
-        plain = body.step()
-
-        def step(i: Any, carry: Any) -> Any:
-            values, rest, extras = carry
-            values, rest, extras = plain((values, [i, *rest], extras))
-            return values, rest, extras
-
-        kept["fori"] = step
+    if "fori" not in kept:
+        kept["fori"] = _indexed(body.step())
     values, rest, extras = body.carry()
-    carry = jax.lax.fori_loop(lower, upper, step, (values, rest[1:], extras), unroll=unroll)
+    carry = (values, rest[1:], extras)
+    carry = jax.lax.fori_loop(lower, upper, kept["fori"], carry, unroll=unroll)
     return body.finish(carry, level)
+
+
+def _indexed(step: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Makes a step that takes the index beside the carry."""
+
+    def indexed(index: Any, carry: Any) -> Any:
+        values, rest, extras = carry
+        return step((values, [index, *rest], extras))
+
+    return indexed
 
 
 def check_same_type(title: str, place: str, before: Any, after: Any) -> None:
@@ -391,13 +392,11 @@ class _Loop(_Traced):
 
     Args:
       lift: Of the body.
-      args: Its arguments.
-      first: The number of plain arguments that stand before the carried value.
+      args: Its arguments; the last one is what it carries.
     """
 
-    def __init__(self, lift: Lift, args: tuple[Any, ...], first: int) -> None:
+    def __init__(self, lift: Lift, args: tuple[Any, ...]) -> None:
         super().__init__(lift, args)
-        self.first = first
         definition = self.definition
         if definition.update is not None:
             change = structure_change(self.crossing, definition.update)

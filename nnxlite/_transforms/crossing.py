@@ -160,7 +160,8 @@ class Crossing:
         path = self.graphdef.paths[number]
         if len(self.roots) == 1:
             return format_path(path, self.argument_name(0))
-        return format_path(path[1:], self.argument_name(path[0]))
+        root: Any = path[0]  # with several roots, paths start with their number
+        return format_path(path[1:], self.argument_name(root))
 
     def argument_name(self, root: int) -> str:
         """Returns the name of the parameter that the root object with this number came in by."""

@@ -135,7 +135,7 @@ class Lift:
             for key in [key for key, x in self._bindings.items() if x.crossing is crossing]:
                 del self._bindings[key]
 
-    def _warn(self, changed: Sequence[Any]) -> None:
+    def _warn(self, changed: list[Any]) -> None:
         found = paths_in_closure(self.fn, [leaf for leaf in changed if leaf is not None])
         warnings.warn(
             f"{self.title} is traced again: it reads {', '.join(found) or 'a Variable'} of an "

@@ -17,7 +17,7 @@ class Static(Generic[A]):
 class Annotated(nnx.Module):
     rate: nnx.Data[float]
     short: Data[int]
-    quoted: "nnx.Data[int]"
+    quoted: nnx.Data[int]
     mine: Static[int]
     plain: int
     of_data: list[nnx.Data[int]]

@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import threading
 import weakref
 from typing import Any
 
@@ -12,11 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import GetAttrKey
 
-from nnxlite._core import trace, versions
-from nnxlite._core.errors import StaticValueError, TraceLevelError
-from nnxlite._core.metadata import EMPTY, VariableMetadata, with_metadata
 from nnxlite._core.variable import (
     BatchStat,
     Cache,

@@ -59,8 +59,10 @@ MAPPED = {
 }
 ALL = UNMAPPED | BROADCAST | MAPPED
 PAIRS = [
-    *((a, b) for a in UNMAPPED for b in BROADCAST | MAPPED),
-    *((a, "remat") for a in BROADCAST | MAPPED),
+    *(("jit", b) for b in BROADCAST | MAPPED),
+    *(("grad", b) for b in MAPPED),
+    *(("remat", b) for b in BROADCAST),
+    *((a, "remat") for a in MAPPED),
     *(("vmap broadcast", b) for b in ("grad", "scan broadcast", "scan sliced", "vmap mapped")),
     *(("scan sliced", b) for b in ("vmap broadcast", "scan carry", "vmap mapped")),
     ("scan carry", "jit"),
@@ -114,7 +116,8 @@ def test_records_and_perturbation_gradients(names):
 def test_values_and_gradients_in_one_call(name):
     w, y = expected((name,))
     f = lifted((name,))
-    loss, values, gradients = nnx.capture_gradients(lambda net, x: f(net, x).sum())(Net(w), X)
+    run = nnx.jit(nnx.capture_gradients(lambda net, x: f(net, x).sum()))
+    loss, values, gradients = run(Net(w), X)
     assert float(loss) == float((y * y).sum())
     assert jax.tree.structure(values) == jax.tree.structure(gradients)
     block = values["blocks"][0], gradients["blocks"][0]
@@ -159,12 +162,12 @@ def test_temporary_modules_are_recorded_with_gradients(name):
     net = Net(2.0)
     _, found, zeros = nnx.capture(f, nnx.Intermediate, nnx.Perturbation)(net, X)
     assert sorted(found) == ["Block", "Block#1", "Block#2", "blocks"]
-    grads = jax.grad(lambda p: nnx.capture(f, init=p)(net, X).sum())(zeros)
+    grads = jax.jit(jax.grad(lambda p: nnx.capture(f, init=p)(net, X).sum()))(zeros)
     for key, w in {"Block": 5, "Block#1": 3, "Block#2": 7}.items():
         np.testing.assert_array_equal(found[key]["y"][...][0], w * np.asarray(X))
         np.testing.assert_array_equal(grads[key]["p"][...], 2 * w * np.asarray(X))
     np.testing.assert_array_equal(grads["blocks"][0]["p"][...], 2 * y)
-    _, _, one_call = nnx.capture_gradients(lambda net, x: f(net, x).sum())(net, X)
+    _, _, one_call = nnx.jit(nnx.capture_gradients(lambda net, x: f(net, x).sum()))(net, X)
     np.testing.assert_array_equal(one_call["Block#1"]["p"][...], 6 * np.asarray(X))
 
 
@@ -232,9 +235,10 @@ def test_perturbations_of_one_name_have_the_sum_of_gradients():
     net = Twice()
     for f in (call, nnx.jit(call)):
         _, zeros = nnx.capture(f, nnx.Perturbation)(net, X)
-        grads = jax.grad(lambda p, f=f: nnx.capture(f, init=p)(net, X).sum())(zeros)
+        grads = jax.jit(jax.grad(lambda p, f=f: nnx.capture(f, init=p)(net, X).sum()))(zeros)
         np.testing.assert_array_equal(grads["h"][...], np.full(X.shape, 7))
-        _, values, grads = nnx.capture_gradients(lambda net, x, f=f: f(net, x).sum())(net, X)
+        one_call = nnx.jit(nnx.capture_gradients(lambda net, x, f=f: f(net, x).sum()))
+        _, values, grads = one_call(net, X)
         np.testing.assert_array_equal(values["h#1"][...], 3 * np.asarray(X))
         assert float(grads["h"][...][0, 0]) == 2 and float(grads["h#1"][...][0, 0]) == 5
 
@@ -246,7 +250,7 @@ def test_repeated_names_are_numbered_through_calls_of_one_jitted_function():
     def loss(block, x):
         return (jitted(block, jitted(block, x)) + scanned(block, x) + block(x)).sum()
 
-    _, values, grads = nnx.capture_gradients(loss, method_filter=None)(block, X)
+    _, values, grads = nnx.jit(nnx.capture_gradients(loss, method_filter=None))(block, X)
     assert list(values) == ["p", "p#1", "p#2", "p#3"]
     x = np.asarray(X)
     for name, want in {"p": 4 * x**3, "p#1": 2 * x**2, "p#2": 2 * x, "p#3": 2 * x}.items():

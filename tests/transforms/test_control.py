@@ -83,7 +83,7 @@ def test_cond_refuses_structure_that_one_branch_changes() -> None:
         counter.seen = nnx.Variable(jnp.float32(1))
 
     counter = Counter()
-    with pytest.raises(StructureError, match=r"counter\.seen was added, and not in the other"):
+    with pytest.raises(StructureError, match=r"counter\.seen .*was added, and not in the other"):
         nnx.cond(jnp.array(True), mark, leave, counter)
     assert not hasattr(counter, "seen")
 
@@ -159,7 +159,7 @@ def test_loop_refuses_a_new_attribute_with_its_path() -> None:
         return counter
 
     counter = Counter()
-    with pytest.raises(StructureError, match=r"counter\.extra was added in the loop"):
+    with pytest.raises(StructureError, match=r"counter\.extra .*was added in the loop"):
         nnx.fori_loop(0, 3, body, counter)
     assert not hasattr(counter, "extra")
 
@@ -260,12 +260,11 @@ def test_read_of_a_closed_over_object_sees_its_present_value() -> None:
 
 
 def test_cached_branch_sees_the_present_value_of_a_global_object() -> None:
+    before = int(nnx.cond(jnp.array(True), read_global, zero_of))
+    GLOBAL.n[...] += 1
     with pytest.warns(UserWarning, match="traced again"):
-        results = []
-        for _ in range(2):
-            results.append(int(nnx.cond(jnp.array(True), read_global, zero_of)))
-            GLOBAL.n[...] += 1
-    assert results[1] == results[0] + 1
+        after = int(nnx.cond(jnp.array(True), read_global, zero_of))
+    assert after == before + 1
 
 
 GLOBAL = Counter(1)
