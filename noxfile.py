@@ -79,7 +79,8 @@ def bench(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Every example, at its full length."""
     session.install(".[examples]")
-    session.run("python", "examples/digits.py", *session.posargs)
+    for example in sorted(Path("examples").glob("*.py")):
+        session.run("python", str(example), *session.posargs)
 
 
 @nox.session(python=NEWEST)

@@ -54,6 +54,7 @@ from nnxlite._core.marks import (
     register_data_type,
     static,
 )
+from nnxlite._core.merge import merge, update
 from nnxlite._core.metadata import VariableMetadata, with_metadata
 from nnxlite._core.module import Module, Object, Pytree
 from nnxlite._core.pop import pop
@@ -68,7 +69,7 @@ from nnxlite._core.rngs import Rngs, RngStream
 from nnxlite._core.scope import named_call, nowrap
 from nnxlite._core.sowing import sow_here as sow
 from nnxlite._core.sowing import use_stored_sow
-from nnxlite._core.split import graphdef, merge, split, state, update, variables
+from nnxlite._core.split import graphdef, split, state, variables
 from nnxlite._core.state import GraphState, State
 from nnxlite._core.state_forms import (
     FlatState,

@@ -12,7 +12,7 @@ from typing import Any
 
 from nnxlite._core import statics
 from nnxlite._core.errors import StaticValueError
-from nnxlite._core.graph import DATA, Bare, mark_of
+from nnxlite._core.graph import DATA, NUMBERS, Bare, mark_of
 from nnxlite._core.graphdef import (
     ARRAY_LEAF,
     FILL_LEAF,
@@ -140,8 +140,10 @@ def mark_bare(
     if not bare:
         return
     for (number, attribute, steps), leaf in spots.leaves:
-        if leaf in bare and mark_of(nodes[number], attribute) != DATA:
-            node = nodes[number]
+        if leaf not in bare:
+            continue
+        node = nodes[number]
+        if not (isinstance(leaves[leaf], NUMBERS) and mark_of(node, attribute) == DATA):
             marks = {**(node._marks or {}), (attribute, *steps): bare[leaf]}
             _set(node, "_marks", marks)
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 from nnxlite._core.graphdef import GraphDef
-from nnxlite._core.split import merge, split
+from nnxlite._core.merge import merge
+from nnxlite._core.split import split
 
 
 class ApplyCaller:

@@ -36,6 +36,7 @@ from nnxlite._core.kinds import (
     STATIC,
     TUPLE,
     VARIABLE,
+    Foreign,
     has_data,
     is_graph_method,
     is_value,
@@ -51,7 +52,7 @@ AUTO, DATA, HELD_STATIC = range(3)
 _OWNED = (VARIABLE, STATE)
 _CONTAINERS = (LIST, DICT)
 _SCALARS = frozenset((str, int, bool, float, type(None)))
-_NUMBERS = (bool, int, float, complex, np.generic)
+NUMBERS = (bool, int, float, complex, np.generic)
 _set = object.__setattr__
 
 
@@ -165,7 +166,8 @@ class _Walk:
         self.leaf_versions: list[int] = []
         self.node_numbers: dict[int, int] = {}
         self.leaf_numbers: dict[int, int] = {}
-        self.functions: dict[int, Static] = {}
+        self.functions: dict[int, tuple[Any, Static]] = {}
+        self.open: list[Any] = []  # values under way, from the last node on
 
     def fill(self, value: Any, mark: Mark, path: Path, place: Place) -> tuple[int, Any]:
         """Says how a slot that holds `value` is filled, and walks on below it."""
@@ -181,7 +183,7 @@ class _Walk:
                 raise _static_holds_data(value, path)
             return FILL_NODE, self.node(value, path)
         if kind == STATIC:
-            if mark == DATA and isinstance(value, _NUMBERS):
+            if mark == DATA and isinstance(value, NUMBERS):
                 return FILL_LEAF, self.array_leaf(value, place)
             return FILL_STATIC, self.static(value, path, place)
         if kind == ARRAY:
@@ -230,8 +232,9 @@ class _Walk:
             # Keying a function costs microseconds, and layers share theirs.
             found = self.functions.get(id(value))
             if found is None:
-                found = self.functions[id(value)] = statics.static(value, _Written(path))
-            return found
+                found = value, statics.static(value, _Written(path))
+                self.functions[id(value)] = found
+            return found[1]
         fixed = statics.static(value, _Written(path))
         if fixed._mutable:
             self.watched.append((place, value))
@@ -252,6 +255,7 @@ class _Walk:
             _set(node, "_version", 1)  # past what the class of the user does in `__setattr__`
         self.node_versions.append(node._version)  # first: a change from now on is noticed
         items = node._node_items()
+        above, self.open = self.open, []
         marked = node._marks or type(node)._class_marks
         slots = []
         for key in sorted(items):
@@ -262,6 +266,7 @@ class _Walk:
                 continue
             slots.append((key, *self.fill(value, mark, (*path, key), Place(node, key, ()))))
         self.records[number] = Record(type(node), _said(node._marks), tuple(slots))
+        self.open = above
         return number
 
     def container(self, value: Any, kind: int, mark: Mark, path: Path, place: Place) -> int:
@@ -272,9 +277,10 @@ class _Walk:
         self.watched.append((place, value))
         keys: Iterable[Any] = range(len(value))
         if kind == DICT:
-            if mark != HELD_STATIC:
-                _check_data_keys(value, path)
+            if mark != HELD_STATIC and not _are_regular(value):
+                _check_data_keys(value, value.values(), path)
             keys = sorted_keys(value)
+        above, self.open = self.open, []
         bare = place.holder._marks
         slots = []
         for key in keys:
@@ -282,10 +288,20 @@ class _Walk:
             fill = self.fill(value[key], _mark_at(bare, inner, mark), (*path, key), inner)
             slots.append((_frozen_key(key, path) if kind == DICT else key, *fill))
         self.records[number] = Record(type(value), (), tuple(slots))
+        self.open = above
         return number
 
     def value(self, value: Any, kind: int, mark: Mark, path: Path, place: Place) -> tuple[Any, Any]:
         how, keys, children = value_children(value)
+        if any(value is each for each in self.open):
+            raise StructureError(
+                f"{format_path(path)} is one of the {type(value).__name__}s that it is in. "
+                "Registered pytrees are values, which cannot hold themselves: use an object, such "
+                "as an nnx.Pytree."
+            )
+        if type(how) is Foreign and not _are_regular(keys):
+            _check_data_keys(keys, children, path)
+        self.open.append(value)
         if kind != TUPLE or place.steps:
             # A tuple that is an attribute cannot change unseen; one in a list, or a foreign
             # object that may be mutable, has to be looked at again.
@@ -296,6 +312,7 @@ class _Walk:
             inner = place.step(index)
             fill = self.fill(child, _mark_at(bare, inner, mark), (*path, key), inner)
             slots.append((_frozen_key(key, path), *fill))
+        self.open.pop()
         return how, tuple(slots)
 
     def static_set(self, value: set[Any], path: Path, place: Place) -> Static:
@@ -354,11 +371,14 @@ def _frozen_key(key: Hashable, path: Path) -> Hashable:
     return statics.static(key, _Written((*path, "keys()")))
 
 
-def _check_data_keys(mapping: dict[Any, Any], path: Path) -> None:
-    found = {type(key) for key in mapping}
-    regular = len(found) == 1 and found <= {str, int}
-    if not regular and any(has_data(child) for child in mapping.values()):
-        names = ", ".join(sorted(cls.__name__ for cls in found))
+def _are_regular(keys: Iterable[Any]) -> bool:
+    found = {type(key) for key in keys}
+    return not found or (len(found) == 1 and found <= {str, int})
+
+
+def _check_data_keys(keys: Iterable[Any], children: Iterable[Any], path: Path) -> None:
+    if any(has_data(child) for child in children):
+        names = ", ".join(sorted({type(key).__name__ for key in keys}))
         raise StructureError(
             f"{format_path(path)} holds data and has keys of types {names}. The keys of a dict "
             "that holds Variables, arrays or objects must be all str or all int, since they become "

@@ -14,6 +14,7 @@ from nnxlite._core.graphdef import ARRAY_LEAF
 from nnxlite._core.kinds import (
     ARRAY,
     DICT,
+    FOREIGN,
     LIST,
     METHOD,
     OBJECT,
@@ -74,14 +75,13 @@ def iter_graph(node: Any, /) -> Iterator[tuple[Path, Any]]:
     stack: list[tuple[Path, Any, bool]] = [((), node, False)]
     while stack:
         path, value, below_done = stack.pop()
-        if below_done:
-            yield path, value
-            continue
         kind = kind_of(value)
-        if kind == STATIC:
+        if below_done or kind == STATIC:
             yield path, value
+            if kind == FOREIGN:
+                del seen[id(value)]
             continue
-        if kind in _HAVE_IDENTITY:
+        if kind in _HAVE_IDENTITY or kind == FOREIGN:  # the latter may hold itself
             if id(value) in seen:
                 continue
             seen[id(value)] = value
@@ -146,16 +146,21 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[Path]]:
     """
     predicate = to_predicate(only)
     found: dict[int, tuple[Any, list[Path]]] = {}
-    stack: list[tuple[Path, Any]] = [((), node)]
+    stack: list[tuple[Path, Any, tuple[Any, ...]]] = [((), node, ())]
     while stack:
-        path, value = stack.pop()
+        path, value, holders = stack.pop()
         kind = kind_of(value)
         if kind in _HAVE_IDENTITY:
             known = found.setdefault(id(value), (value, []))[1]
             known.append(path)
             if len(known) > 1:
                 continue
-        stack.extend(((*path, key), child) for key, child in reversed(children_of(value)))
+        elif kind == FOREIGN:
+            if any(value is holder for holder in holders):
+                continue
+            holders = (*holders, value)
+        for key, child in reversed(children_of(value)):
+            stack.append(((*path, key), child, holders))
     return [
         paths
         for value, paths in found.values()

@@ -11,6 +11,7 @@
 """
 
 import functools
+import itertools
 import types
 from collections.abc import Hashable, Iterable
 from typing import Any
@@ -66,6 +67,8 @@ def _classify(value: Any) -> int:
         kind = TUPLE
     elif is_registered(value):
         kind = FOREIGN
+    elif isinstance(value, functools.partial):
+        kind = PARTIAL
     else:
         return STATIC  # not remembered: the type may yet be registered with JAX
     _KINDS[cls] = kind
@@ -78,10 +81,14 @@ def is_registered(value: Any) -> bool:
 
 
 def is_graph_method(value: Any) -> bool:
-    """Tells whether `value` is a bound method of an object, or a partial of one."""
-    while isinstance(value, functools.partial):
+    """Tells whether `value` is a bound method of an object, or a partial of one.
+
+    A jitted method is bound by a partial that has a `__self__`.
+    """
+    while isinstance(value, functools.partial) and not hasattr(type(value), "__self__"):
         value = value.func
-    return isinstance(value, types.MethodType) and kind_of(value.__self__) == OBJECT
+    bound = isinstance(value, (types.MethodType, functools.partial))
+    return bound and kind_of(value.__self__) == OBJECT
 
 
 def is_value(value: Any) -> bool:
@@ -100,14 +107,17 @@ def _has_data(value: Any, above: tuple[Any, ...]) -> bool:
     kind = kind_of(value)
     if kind in (VARIABLE, STATE, OBJECT, ARRAY):
         return True
-    if kind in (LIST, DICT):
-        if any(value is each for each in above):  # a list may hold itself
-            return False
-        children = value if kind == LIST else value.values()
-        return any(_has_data(child, (*above, value)) for child in children)
     if is_graph_method(value):
         return True
-    return is_value(value) and any(_has_data(child, above) for child in value_children(value)[2])
+    if any(value is each for each in above):  # a list may hold itself
+        return False
+    if kind == LIST:
+        children = value
+    elif kind == DICT:
+        children = value.values()
+    else:
+        children = value_children(value)[2] if is_value(value) else ()
+    return any(_has_data(child, (*above, value)) for child in children)
 
 
 class Foreign:
@@ -132,8 +142,9 @@ class Foreign:
 
     @property
     def keys(self) -> tuple[Hashable, ...]:
-        """The name, key or index in each entry."""
-        return tuple(plain_key(entry) for entry in self.entries)
+        """The name, key or index in each entry; indices only, if two entries have the same."""
+        keys = tuple(plain_key(entry) for entry in self.entries)
+        return keys if len(set(keys)) == len(keys) else tuple(range(len(keys)))
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -152,7 +163,11 @@ class Foreign:
 
 def one_level(value: Any) -> tuple[Foreign, list[Any]]:
     """Takes a registered pytree apart by one level."""
-    pairs, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+    # All but the root, which JAX asks about first, are leaves: even `value` itself, if it holds
+    # itself, as endless recursion in JAX's C++ code ruins the process.
+    asked = itertools.count()
+    is_leaf = lambda _: next(asked) > 0  # noqa: E731
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=is_leaf)
     return Foreign(tuple(path[0] for path, _ in pairs), treedef), [child for _, child in pairs]
 
 

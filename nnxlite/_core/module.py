@@ -9,12 +9,10 @@ its methods and the verbs on attributes.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-import numpy as np
-
 from nnxlite._core import attributes, iterate, render, sowing, statics
 from nnxlite._core.errors import Path, StaticValueError
 from nnxlite._core.filters import Filter
-from nnxlite._core.graph import AUTO, DATA, HELD_STATIC, Mark, mark_of
+from nnxlite._core.graph import AUTO, DATA, HELD_STATIC, NUMBERS, Mark, mark_of
 from nnxlite._core.kinds import ARRAY, OBJECT, STATIC, kind_of, register_kind
 from nnxlite._core.marks import class_marks, unmarked
 from nnxlite._core.pytree import register_object
@@ -194,9 +192,6 @@ def _without(
     return kept or None
 
 
-_NUMBERS = (bool, int, float, complex, np.generic)
-
-
 def _changes_structure(old: Any, new: Any, mark: Mark) -> bool:
     """Tells whether plans that met `old` in an attribute are wrong about `new`."""
     if old is new:
@@ -219,7 +214,7 @@ def _changes_structure(old: Any, new: Any, mark: Mark) -> bool:
 
 
 def _is_array_or_number(value: Any) -> bool:
-    return kind_of(value) == ARRAY or isinstance(value, _NUMBERS)
+    return kind_of(value) == ARRAY or isinstance(value, NUMBERS)
 
 
 class Module(Pytree):
@@ -338,8 +333,8 @@ class Module(Pytree):
         """Yields path and Module for the module and each module in it, once each."""
         return iterate.iter_modules(self)
 
-    def iter_children(self) -> Iterator[tuple[Any, "Module"]]:
-        """Yields name and Module for the modules directly in it."""
+    def iter_children(self) -> Iterator[tuple[Any, Any]]:
+        """Yields name and child for the objects and Variables directly in it."""
         return iterate.iter_children(self)
 
 

@@ -10,7 +10,8 @@ from nnxlite._core.kinds import OBJECT, kind_of
 from nnxlite._core.plan import make_plan
 from nnxlite._core.sowing import DROPPED
 from nnxlite._core.split import selections, states_of
-from nnxlite._core.state import State, StateDef
+from nnxlite._core.state import State
+from nnxlite._core.statedef import StateDef
 from nnxlite._core.trace import check_writable
 
 

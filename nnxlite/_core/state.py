@@ -28,22 +28,20 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey
 
-from nnxlite._core import render
-from nnxlite._core.errors import Path, StructureError, format_path
+from nnxlite._core import nested, render
+from nnxlite._core.errors import Path, format_path
 from nnxlite._core.filters import Filter
-from nnxlite._core.graphdef import ARRAY_LEAF, Leaf
-from nnxlite._core.intern import InternTable
+from nnxlite._core.graphdef import ARRAY_LEAF
 from nnxlite._core.kinds import STATE, register_kind
+from nnxlite._core.statedef import StateDef, kind_of_leaf
 from nnxlite._core.trace import (
     FLATTENING,
-    FOREIGN_READS,
     OPAQUE,
     OPEN_STATES,
     Level,
     Opaque,
     check_writable,
     current_level,
-    record_foreign_read,
 )
 from nnxlite._core.treescope_view import treescope_repr
 from nnxlite._core.variable import Variable
@@ -51,45 +49,6 @@ from nnxlite._core.versions import structure_changed
 
 # Held while a State turns its values into Variables, which two threads must not do twice.
 _LOCK = threading.RLock()
-
-
-class StateDef:
-    """Paths and kinds of a State's leaves, in sorted order; interned, compared by identity."""
-
-    __slots__ = ("__weakref__", "leaves", "paths")
-
-    paths: tuple[Path, ...]
-    leaves: tuple[Leaf, ...]
-
-    @staticmethod
-    def of(paths: tuple[Path, ...], leaves: tuple[Leaf, ...]) -> "StateDef":
-        """Returns the one `StateDef` of these parts."""
-        found = _STATEDEFS.get((paths, leaves))
-        if found is None:
-            new = StateDef()
-            new.paths, new.leaves = paths, leaves
-            found = _STATEDEFS.add(new)
-        return found
-
-    @property
-    def key(self) -> Hashable:
-        """What makes it equal to another one."""
-        return self.paths, self.leaves
-
-    def __reduce__(self) -> Any:
-        return StateDef.of, (self.paths, self.leaves)
-
-    def __copy__(self) -> "StateDef":
-        return self
-
-    def __deepcopy__(self, memo: Any) -> "StateDef":
-        return self
-
-    def __repr__(self) -> str:
-        return f"<StateDef: {len(self.paths)} leaves, {hash(self) & 0xFFFFFF:06x}>"
-
-
-_STATEDEFS: InternTable[StateDef] = InternTable()
 
 
 class State(MutableMapping[Hashable, Any]):
@@ -136,7 +95,7 @@ class State(MutableMapping[Hashable, Any]):
     def __init__(self, mapping: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /) -> None:
         level = current_level()
         source = mapping if isinstance(mapping, Mapping) else dict(mapping)
-        _init(self, level, _owned(source, (), level, ()))
+        _init(self, level, nested.owned(source, (), level))
 
     @classmethod
     def _make(cls, values: Iterable[Any], statedef: StateDef, level: Level) -> "State":
@@ -163,7 +122,7 @@ class State(MutableMapping[Hashable, Any]):
                     value if kind is ARRAY_LEAF else _planned(kind[0]._make(value, kind[1], level))
                     for value, kind in zip(values, statedef.leaves, strict=True)
                 ]
-                self._tree = nest(statedef.paths, self._variables)
+                self._tree = nested.nest(statedef.paths, self._variables)
                 self._values = None
             return self._tree
 
@@ -172,7 +131,7 @@ class State(MutableMapping[Hashable, Any]):
         tree = self._dicts()
         variables, statedef = self._variables, self._statedef
         if variables is None or statedef is None:
-            pairs = list(_walk_dicts(tree, ()))
+            pairs = list(nested.leaves_of_own(tree))
             variables = [_planned(self._claimed(leaf)) for _, leaf in pairs]
             statedef = StateDef.of(
                 tuple([path for path, _ in pairs]), tuple([kind_of_leaf(x) for x in variables])
@@ -236,7 +195,7 @@ class State(MutableMapping[Hashable, Any]):
         if not root._own_version or root._values is not None:
             return root._own_version
         # The sum of versions moves when the metadata of one Variable does.
-        return root._own_version + _sum_of_versions(root._flat()[1])
+        return root._own_version + nested.sum_of_versions(root._flat()[1])
 
     @_version.setter
     def _version(self, version: int) -> None:
@@ -247,7 +206,7 @@ class State(MutableMapping[Hashable, Any]):
         root = self._owner
         if root._own_version:
             # Not less than any sum that a plan has seen: no later one shall be equal to it.
-            root._own_version += _sum_of_versions(root._variables or ())
+            root._own_version += nested.sum_of_versions(root._variables or ())
         root._variables = root._statedef = None
         structure_changed(root)  # pyright: ignore[reportArgumentType]  # a property is as good
 
@@ -265,7 +224,7 @@ class State(MutableMapping[Hashable, Any]):
             else:
                 leaf = kind[0]._make(value, kind[1], self._level)
             new.append(leaf)
-        _become(self._dicts(), nest(statedef.paths, new))
+        nested.become(self._dicts(), nested.nest(statedef.paths, new))
         self._restructured()
 
     # The face of a mapping.
@@ -276,7 +235,8 @@ class State(MutableMapping[Hashable, Any]):
             value = tree[key]
         except KeyError:
             raise KeyError(
-                f"{format_path(self._path, 'state')} has no key {key!r}; it has {_some(tree)}."
+                f"{format_path(self._path, 'state')} has no key {key!r}; it has "
+                f"{nested.some_keys(tree)}."
             ) from None
         if type(value) is dict:
             return self._view(key, value)
@@ -292,16 +252,16 @@ class State(MutableMapping[Hashable, Any]):
         check_writable(self._owner, f"set {format_path((*self._path, key), 'state')}")
         level = current_level()
         if isinstance(value, Mapping):
-            value = _owned(value, (*self._path, key), level, ())
+            value = nested.owned(value, (*self._path, key), level)
         elif isinstance(value, Variable):
-            value = _copied(value, level)
+            value = nested.copied(value, level)
         tree = self._dicts()
         if key in tree:
             tree[key] = value
         else:
             keys: list[Any] = [*tree, key]
-            _check_keys(keys, self._path)
-            _become(tree, {k: value if k == key else tree[k] for k in sorted(keys)})
+            nested.check_keys(keys, self._path)
+            nested.become(tree, {k: value if k == key else tree[k] for k in sorted(keys)})
         self._restructured()
 
     def __delitem__(self, key: Hashable) -> None:
@@ -438,7 +398,7 @@ class State(MutableMapping[Hashable, Any]):
     def raw_mapping(self) -> dict[Hashable, Any]:
         """Nested plain dicts, made anew, of the Variables themselves."""
         statedef, leaves = self._flat()
-        return nest(statedef.paths, leaves)
+        return nested.nest(statedef.paths, leaves)
 
 
 _SLOTS = frozenset(State.__slots__)
@@ -458,26 +418,6 @@ def _planned(leaf: Any) -> Any:
     return leaf
 
 
-def _sum_of_versions(leaves: Iterable[Any]) -> int:
-    return sum([leaf._version for leaf in leaves if isinstance(leaf, Variable)])
-
-
-def kind_of_leaf(leaf: Any) -> Leaf:
-    """Returns kind and metadata of a leaf of a State."""
-    return (type(leaf), leaf._meta) if isinstance(leaf, Variable) else ARRAY_LEAF
-
-
-def nest(paths: Iterable[Path], leaves: Iterable[Any]) -> dict[Hashable, Any]:
-    """Returns nested dicts of leaves, given in sorted order of their paths."""
-    tree: dict[Hashable, Any] = {}
-    for path, leaf in zip(paths, leaves, strict=True):
-        level = tree
-        for key in path[:-1]:
-            level = level.setdefault(key, {})
-        level[path[-1]] = leaf
-    return tree
-
-
 def walk(mapping: Mapping[Any, Any], known: Container[Path] = ()) -> Iterator[tuple[Path, Any]]:
     """Yields path and leaf of a State or of nested mappings.
 
@@ -491,91 +431,7 @@ def walk(mapping: Mapping[Any, Any], known: Container[Path] = ()) -> Iterator[tu
     if isinstance(mapping, State):
         statedef, leaves = mapping._flat()
         return zip(statedef.paths, leaves, strict=True)
-    return _walk(mapping, (), (), known)
-
-
-def _walk(
-    mapping: Mapping[Any, Any], above: Path, holders: tuple[Any, ...], known: Container[Path]
-) -> Iterator[tuple[Path, Any]]:
-    holders = _checked_holders(mapping, above, holders)
-    for key, value in mapping.items():
-        path = (*above, key)
-        if isinstance(value, State):
-            yield from (((*path, *inner), leaf) for inner, leaf in walk(value))
-        elif isinstance(value, Mapping) and path not in known:
-            yield from _walk(value, path, holders, known)
-        else:
-            yield path, value
-
-
-def _walk_dicts(tree: dict[Hashable, Any], path: Path) -> Iterator[tuple[Path, Any]]:
-    for key, value in tree.items():
-        if type(value) is dict:
-            yield from _walk_dicts(value, (*path, key))
-        else:
-            yield (*path, key), value
-
-
-def _owned(
-    mapping: Mapping[Any, Any], path: Path, level: Level, holders: tuple[Any, ...]
-) -> dict[Hashable, Any]:
-    """Returns nested dicts with Variables of their own, in sorted order."""
-    if isinstance(mapping, State):
-        mapping = mapping._dicts()
-    holders = _checked_holders(mapping, path, holders)
-    _check_keys(list(mapping), path)
-    tree: dict[Hashable, Any] = {}
-    for key in sorted(mapping):
-        value = mapping[key]
-        if isinstance(value, Mapping):
-            value = _owned(value, (*path, key), level, holders)
-        elif isinstance(value, Variable):
-            value = _copied(value, level)
-        tree[key] = value
-    return tree
-
-
-def _copied(variable: Variable[Any], level: Level) -> Variable[Any]:
-    if FOREIGN_READS.recorders:
-        record_foreign_read(variable)
-    return type(variable)._make(variable._value, variable._meta, level)
-
-
-def _become(tree: dict[Hashable, Any], new: dict[Hashable, Any]) -> None:
-    """Gives a dict, in place, other items in the order of `new`; dicts below that stay are kept."""
-    before = dict(tree)
-    tree.clear()
-    for key, value in new.items():
-        old = before.get(key)
-        if type(old) is dict and type(value) is dict and old is not value:
-            _become(old, value)
-            value = old
-        tree[key] = value
-
-
-def _checked_holders(value: Any, path: Path, holders: tuple[Any, ...]) -> tuple[Any, ...]:
-    if any(value is each for each in holders):
-        raise StructureError(
-            f"{format_path(path, 'state')} is one of the mappings that it is in: a State is a "
-            "tree, without cycles. nnx.split keeps cycles of objects, in the GraphDef."
-        )
-    return (*holders, value)
-
-
-def _check_keys(keys: list[Any], path: Path) -> None:
-    found = {type(key) for key in keys}
-    if len(found) > 1 or not found <= {str, int}:
-        names = ", ".join(sorted(cls.__name__ for cls in found))
-        raise StructureError(
-            f"{format_path(path, 'state')} has keys of types {names}. The keys of one level of a "
-            "State must be all str or all int; nnx.restore_int_paths turns digit strings, as "
-            "checkpoint formats write them, into ints."
-        )
-
-
-def _some(tree: Mapping[Hashable, Any]) -> str:
-    keys = [repr(key) for key in tree]
-    return ", ".join(keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "") or "none"
+    return nested.leaves_of(mapping, known)
 
 
 # As a JAX pytree: State at the root, plain dicts below, Variables.

@@ -11,7 +11,9 @@ import jax
 
 from nnxlite._core.errors import Path, StructureError, format_path
 from nnxlite._core.filters import Filter, Predicate, filters_to_predicates
-from nnxlite._core.state import GraphState, State, StateDef, nest, walk
+from nnxlite._core.nested import nest
+from nnxlite._core.state import GraphState, State, walk
+from nnxlite._core.statedef import StateDef
 from nnxlite._core.trace import check_writable
 from nnxlite._core.variable import Variable
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from nnxlite._core.errors import Path, format_path
 from nnxlite._core.graphdef import ARRAY_LEAF, FILL_NODE, Leaf
-from nnxlite._core.state import State, StateDef
+from nnxlite._core.state import State
+from nnxlite._core.statedef import StateDef
 from nnxlite._core.trace import Level, Opaque
 from nnxlite._core.variable import Param
 from nnxlite._transforms.arguments import by_position, parameters, resolve

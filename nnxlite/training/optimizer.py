@@ -16,10 +16,12 @@ from nnxlite._core.clone import pure
 from nnxlite._core.errors import Path, StructureError, format_path
 from nnxlite._core.filters import Filter
 from nnxlite._core.graphdef import ARRAY_LEAF
+from nnxlite._core.merge import update
 from nnxlite._core.module import Pytree
 from nnxlite._core.placement import place
-from nnxlite._core.split import state, update
-from nnxlite._core.state import State, StateDef
+from nnxlite._core.split import state
+from nnxlite._core.state import State
+from nnxlite._core.statedef import StateDef
 from nnxlite._core.trace import check_writable, current_level
 from nnxlite._core.values import normalized
 from nnxlite._core.variable import OptArray, OptState, OptVariable, Param, Variable

@@ -1,5 +1,6 @@
 """Building: what comes out fresh, and existing objects brought into another shape."""
 
+import collections
 import functools
 
 import jax
@@ -53,6 +54,25 @@ def test_methods_and_their_partials_are_bound_to_the_copy():
     assert made.method.__self__ is made
     assert made.partial.func.__self__ is made.layers[0]
     assert made.partial() == 3
+
+
+def test_jitted_methods_are_bound_to_the_copy():
+    class Layer(Net):
+        def scale(self, x):
+            return self.w * x
+
+        @nnx.jit
+        def jitted(self, x):
+            return self.w * x
+
+    layer = Layer(w=param(2))
+    layer.f, layer.g = nnx.jit(layer.scale), layer.jitted
+    made = nnx.clone(layer)
+    made.w[...] = jnp.zeros(2)
+    assert nnx.graphdef(made) is nnx.graphdef(layer)
+    for f in (made.f, made.g):
+        assert f(jnp.ones(2)).tolist() == [0.0, 0.0]
+    assert layer.f(jnp.ones(2)).tolist() == [1.0, 1.0]
 
 
 def test_mutable_statics_of_copies_are_their_own():
@@ -122,6 +142,30 @@ def test_values_that_stay_keep_their_identity(value):
     apply_structure(target, Net(x=value, n=2))
     assert target.x is value
     assert target.n == 2
+
+
+def test_mutable_contents_changed_in_a_jitted_function_arrive():
+    net = Net(l=[1], d={"a": 1}, s={1}, o=collections.OrderedDict(a=1), box=Box(jnp.ones(1), "t"))
+    plain = net.l, net.d
+
+    @nnx.jit
+    def f(net):
+        net.l.append(2)
+        net.d["b"] = net.l
+        net.s.add(True and 2)
+        net.o["z"] = 5
+        net.box.tag, net.box.inner = "u", net.box.inner * 2
+
+    f(net)
+    assert (net.l, net.d, net.s, dict(net.o)) == (
+        [1, 2],
+        {"a": 1, "b": [1, 2]},
+        {1, 2},
+        {"a": 1, "z": 5},
+    )
+    assert (net.box.tag, net.box.inner.tolist()) == ("u", [2.0])
+    assert net.d["b"] is net.l is plain[0]
+    assert net.d is plain[1]
 
 
 def test_tuples_may_change_their_length():

@@ -1,5 +1,6 @@
 """The walk: what becomes of each attribute, errors with their paths."""
 
+import collections
 import functools
 
 import jax
@@ -10,6 +11,21 @@ import pytest
 import nnxlite as nnx
 from nnxlite._core.graph import flatten
 from tests.objects import Box, Color, Net, Pair, param
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Twins:
+    """A registered pytree that gives all its children the same key."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey("part"), part) for part in self.parts], None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children)
 
 
 def paths(value):
@@ -114,6 +130,35 @@ def test_frozenset_that_holds_an_object_is_an_error_with_its_path():
 def test_object_marked_static_is_an_error_with_its_path(value):
     with pytest.raises(nnx.errors.StaticValueError, match=r"^model\.x.* is marked static"):
         nnx.split(Net(x=nnx.static(value)))
+
+
+def test_registered_pytree_that_holds_itself_is_an_error_with_its_path():
+    box = Box(None)
+    box.inner = (box,)
+    with pytest.raises(
+        nnx.errors.StructureError, match=r"^model\.x\.inner\[0\] is one of the Boxs"
+    ):
+        nnx.split(Net(x=box))
+
+
+def test_value_may_hold_objects_that_hold_it_again():
+    inner = Net(w=param(1))
+    box = inner.box = Box([inner])
+    assert paths(Net(box=box)) == [("box", "inner", 0, "w")]
+    made = nnx.clone(Net(box=box))
+    assert made.box.inner[0] is made.box.inner[0].box.inner[0]
+
+
+def test_registered_pytree_with_data_and_odd_keys_is_an_error_with_its_path():
+    odd = collections.OrderedDict({Color.RED: param(1)})
+    with pytest.raises(nnx.errors.StructureError, match=r"^model\.x holds .* of types Color"):
+        nnx.split(Net(x=odd))
+    assert paths(Net(x=collections.OrderedDict({Color.RED: 1}))) == []
+
+
+def test_children_with_the_same_key_are_told_apart_by_number():
+    assert paths(Net(x=Twins(param(1), param(2)))) == [("x", 0), ("x", 1)]
+    assert nnx.clone(Net(x=Twins(param(1), param(2)))).x.parts[1].shape == (2,)
 
 
 def test_failed_walk_leaves_the_object_usable():

@@ -88,6 +88,13 @@ def test_temporary_containers_are_all_visited():
     assert sum(isinstance(x, int) for _, x in nnx.iter_graph(model)) == 250
 
 
+def test_registered_pytree_that_holds_itself_ends():
+    box = Box(None)
+    box.inner = box
+    assert [path for path, _ in nnx.iter_graph(Net(box=box))] == [("box",), ()]
+    assert nnx.find_duplicates(Net(box=box)) == []
+
+
 def test_deep_chains_are_visited():
     model = Net()
     for _ in range(5000):

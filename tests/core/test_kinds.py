@@ -139,6 +139,23 @@ def test_partial_of_a_method_is_taken_apart_with_its_arguments(wrap):
     assert rebuilt() == 4
 
 
+def test_jitted_bound_method_is_a_value_of_its_object():
+    net = Net(k=2)
+    value = nnx.jit(net.double)
+    assert is_graph_method(value)
+    assert kinds.is_value(value)
+    how, _, children = value_children(value)
+    assert rebuild_value(how, children)(3) == 6
+    assert children[1][0] is net
+
+
+def test_value_that_holds_itself_is_taken_apart_by_one_level():
+    box = Box(None)
+    box.inner = box
+    assert one_level(box)[1][0] is box
+    assert not has_data(box)
+
+
 def test_keys_of_foreign_levels_are_those_of_jax():
     assert value_children(collections.OrderedDict(b=1, a=2))[1] == ("b", "a")
     assert value_children(Box(3))[1] == ("inner",)

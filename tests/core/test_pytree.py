@@ -1,7 +1,9 @@
 """Objects as JAX pytrees: key paths, sharing and cycles, placeholders, trace levels."""
 
 import collections
+import copy
 import gc
+import pickle
 import threading
 import weakref
 
@@ -196,6 +198,10 @@ def test_is_leaf_sees_an_object_in_a_container():
     assert leaves[0] is net
 
 
+def marked_net():
+    return Net(n=nnx.data(1), numbers=nnx.data([0.5, {"x": 2}]), m=nnx.static([1]), w=param(1))
+
+
 MARKS = {
     "None": lambda x: None,
     "object": lambda x: object(),
@@ -211,7 +217,7 @@ MARKS = {
 
 @pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS.keys())
 @pytest.mark.parametrize("is_leaf", [None, is_variable], ids=["arrays", "Variables"])
-@pytest.mark.parametrize("make", [tied_net, with_all_containers], ids=["tied", "containers"])
+@pytest.mark.parametrize("make", [tied_net, with_all_containers, marked_net])
 def test_anything_may_stand_at_a_leaf_and_be_mapped_back(make, is_leaf, mark):
     net = make()
     marked = jax.tree.map(mark, net, is_leaf=is_leaf)
@@ -231,6 +237,22 @@ def test_marks_hold_for_parts_of_a_marked_model_too():
     jax.tree.map(lambda a, b: None, tied_net().layers[0], part, is_leaf=is_variable)
     axes.again = axes.me = None  # no longer the tree that JAX made
     assert jax.tree.leaves(axes) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda tree: pickle.loads(pickle.dumps(tree)),
+        copy.deepcopy,
+        nnx.clone,
+        lambda tree: nnx.merge(*nnx.split(tree)),
+        lambda tree: jax.tree.map(lambda x: x, tree),
+    ],
+)
+def test_marks_survive_copies(copied):
+    axes = jax.tree.map(lambda _: 0, tied_net(), is_leaf=is_variable)
+    assert jax.tree.structure(copied(axes)) == jax.tree.structure(axes)
+    assert nnx.state(copied(axes)).flat_state() == nnx.state(axes).flat_state()
 
 
 def test_what_the_user_assigns_replaces_a_mark():

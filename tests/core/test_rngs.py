@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from nnxlite._core.errors import TraceLevelError
+from nnxlite._core.merge import merge
 from nnxlite._core.rngs import Rngs, RngStream
-from nnxlite._core.split import merge, split, state
+from nnxlite._core.split import split, state
 from nnxlite._core.variable import RngCount, RngKey
 
 

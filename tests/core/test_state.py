@@ -13,7 +13,6 @@ import optax
 import pytest
 
 import nnxlite as nnx
-from nnxlite._core.state import StateDef
 from tests.isomorphism import assert_isomorphic
 from tests.objects import Net, is_variable, key_paths, param
 
@@ -335,19 +334,6 @@ def test_lazy_state_makes_its_variables_once_for_all_threads():
             thread.join()
         assert {id(v) for v, _, _ in seen} == {id(state["head"])}
         assert {(n, id(meta)) for _, n, meta in seen} == {(4, id(state._meta))}
-
-
-def test_repr_of_the_statedef_is_one_line():
-    assert repr(nnx.state(net())._meta).startswith("<StateDef: 4 leaves, ")
-
-
-def test_statedefs_are_interned_and_forgotten():
-    statedef = nnx.state(net())._meta
-    assert pickle.loads(pickle.dumps(statedef)) is statedef
-    assert copy.deepcopy(statedef) is statedef
-    died = weakref.ref(StateDef.of((("only", "here"),), statedef.leaves[:1]))
-    gc.collect()
-    assert died() is None
 
 
 def test_dropped_state_dies_at_once():
