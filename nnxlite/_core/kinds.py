@@ -87,8 +87,9 @@ def is_graph_method(value: Any) -> bool:
     """
     while isinstance(value, functools.partial) and not hasattr(type(value), "__self__"):
         value = value.func
-    bound = isinstance(value, (types.MethodType, functools.partial))
-    return bound and kind_of(value.__self__) == OBJECT
+    if not isinstance(value, types.MethodType | functools.partial):
+        return False
+    return kind_of(getattr(value, "__self__", None)) == OBJECT
 
 
 def is_value(value: Any) -> bool:

@@ -929,10 +929,9 @@ def test_jitted_functions_and_methods_pickle():
     assert cloudpickle.loads(cloudpickle.dumps(local))(Cell(), 3) == 6
 
 
-def test_jitted_method_as_an_attribute_of_its_object_is_an_error():
+def test_jitted_method_as_an_attribute_is_bound_to_the_clone_in_a_clone():
     m = Cell()
     m.run = nnx.jit(m.__call__)
-    with pytest.raises(
-        StaticValueError, match=r"model\.run .* is a Cell.* Make the function a method"
-    ):
-        nnx.split(m)
+    clone = nnx.clone(m)
+    assert clone.run.__self__ is clone
+    assert m.run.__self__ is m
