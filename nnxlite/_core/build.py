@@ -119,7 +119,7 @@ def assemble(
 
 def mark_bare(
     skeleton: Skeleton, nodes: Sequence[Any], leaves: Sequence[Any], numbers: Iterable[int]
-) -> None:
+) -> bool:
     """Marks what is no Variable and would not flatten to the same skeleton by its type alone.
 
     That is a leaf such as an axis or a label, which JAX puts in the place of an array, and an
@@ -130,6 +130,9 @@ def mark_bare(
       nodes: All nodes, by number.
       leaves: All leaves, by number.
       numbers: Those that may have to be marked.
+
+    Returns:
+      Whether any had to be.
     """
     spots = spots_of(skeleton)
     bare = {
@@ -138,7 +141,7 @@ def mark_bare(
         if number in spots.shared or kind_of(leaves[number]) != ARRAY
     }
     if not bare:
-        return
+        return False
     for (number, attribute, steps), leaf in spots.leaves:
         if leaf not in bare:
             continue
@@ -146,6 +149,7 @@ def mark_bare(
         if not (isinstance(leaves[leaf], NUMBERS) and mark_of(node, attribute) == DATA):
             marks = {**(node._marks or {}), (attribute, *steps): bare[leaf]}
             _set(node, "_marks", marks)
+    return True
 
 
 def _assemble_fresh(

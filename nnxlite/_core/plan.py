@@ -110,7 +110,7 @@ class _Constant:
         return self.value
 
 
-class _Watch:
+class Watch:
     """Tells whether something mutable still holds the very same elements."""
 
     __slots__ = ("attribute", "checks", "cls", "holder", "how", "keys", "nones", "refs", "steps")
@@ -207,11 +207,11 @@ class Validity:
         self,
         versioned: list[Callable[[], Any]],
         versions: list[int],
-        watched: list[tuple[Place, Any]],
+        watches: list[Watch],
         epoch: int,
     ) -> None:
         self.versioned, self.versions = versioned, versions
-        self.watches = [_Watch(place, value) for place, value in watched]
+        self.watches = watches
         self.epoch = epoch
 
     def is_current(self) -> bool:
@@ -254,7 +254,9 @@ class Plan(Validity):
         versioned += [
             handle for handle, place in zip(self.handles, flat.places, strict=True) if place is None
         ]
-        super().__init__(versioned, [*flat.node_versions, *flat.leaf_versions], flat.watched, epoch)
+        versions = [*flat.node_versions, *flat.leaf_versions]
+        watches = [Watch(place, value) for place, value in flat.watched]
+        super().__init__(versioned, versions, watches, epoch)
         self.eager = self._settle_levels()
         # Containers and values that are roots themselves hang on nothing else.
         self.keep = None if _all_have_identity(flat) else flat.roots

@@ -21,7 +21,6 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 from nnxlite._core.build import assemble, mark_bare
 from nnxlite._core.graph import Place
 from nnxlite._core.graphdef import (
-    ARRAY_LEAF,
     FILL_LEAF,
     FILL_METHOD,
     FILL_NODE,
@@ -32,7 +31,7 @@ from nnxlite._core.graphdef import (
 )
 from nnxlite._core.intern import InternTable
 from nnxlite._core.kinds import STATE, VARIABLE, Foreign, kind_of
-from nnxlite._core.plan import Validity, follow, plan_of
+from nnxlite._core.plan import ArraySlot, Validity, Watch, follow, plan_of
 from nnxlite._core.spots import spots_of
 from nnxlite._core.trace import FLATTENING, OPAQUE, Opaque, current_level
 from nnxlite._core.variable import Variable
@@ -163,60 +162,80 @@ class Flattened(Validity):
     """The flattened form of one object, good until its structure changes.
 
     It is kept on the object, and keeps the Variables that it met alive as the object itself does;
-    one that is taken out of a part of the object may live until the object is flattened again. A
-    form that holds bare arrays is not kept, as they change without a change of structure.
+    one that is taken out of a part of the object may live until the object is flattened again. Bare
+    arrays change without a change of structure: they are read anew at each use, and not kept.
     """
 
-    __slots__ = ("children", "entries", "skeleton")
+    __slots__ = ("_arrays", "_children", "entries", "skeleton")
 
     def __init__(
         self,
         skeleton: Skeleton,
         leaves: list[Any],
-        versioned: list[Any],
-        versions: list[int],
-        watched: list[tuple[Place, Any]],
-        epoch: int,
+        arrays: dict[int, ArraySlot],
+        validity: tuple[Any, Any, Any, int],
     ) -> None:
-        super().__init__(versioned, versions, watched, epoch)
+        super().__init__(*validity)
         layout = layout_of(skeleton)
-        self.skeleton = skeleton
-        self.entries, self.children = layout[0].key, _children(layout, leaves)
+        self.skeleton, self.entries = skeleton, layout[0].key
+        self._children = _children(layout, leaves)
+        self._arrays = _arrays(layout, arrays) if arrays else []
+
+    def children(self) -> list[Any]:
+        """Returns the children of the root."""
+        return _filled(self._children, self._arrays) if self._arrays else self._children
 
 
-def _flattened(root: Any) -> tuple[tuple[Any, ...], list[Any], Skeleton]:
-    """Returns key entries, children and skeleton of an object."""
-    kept = root._tree
-    if kept is not None and kept.is_current():
-        return kept.entries, kept.children, kept.skeleton
-    plan = plan_of(root)
-    kinds, skeleton = plan.graphdef.leaves, plan.graphdef.skeleton
-    leaves = [
-        handle()._value if kind is ARRAY_LEAF else handle()
-        for handle, kind in zip(plan.handles, kinds, strict=True)
+# Where the bare arrays are among children: index, and the array's slot or where they are below.
+_ArrayTree = list[tuple[int, Any]]
+
+
+def _arrays(layout: Layout, arrays: dict[int, ArraySlot]) -> _ArrayTree:
+    pairs = enumerate(layout[1])
+    found = [
+        (index, arrays.get(child) if type(child) is int else _arrays(child, arrays))
+        for index, child in pairs
     ]
-    if ARRAY_LEAF in kinds:
-        _set(root, "_tree", None)
-        layout = layout_of(skeleton)
-        return layout[0].key, _children(layout, leaves), skeleton
-    kept = Flattened(skeleton, leaves, plan.versioned, plan.versions, [], plan.epoch)
-    kept.watches = plan.watches
-    _set(root, "_tree", kept)
-    return kept.entries, kept.children, skeleton
+    return [(index, what) for index, what in found if what]
+
+
+def _filled(children: list[Any], arrays: _ArrayTree) -> list[Any]:
+    """Copies the levels that hold arrays, with the arrays in them."""
+    filled = list(children)
+    for index, what in arrays:
+        if type(what) is ArraySlot:
+            filled[index] = what._value
+        else:
+            level = children[index]
+            filled[index] = Level(level.entries, _filled(level.children, what))
+    return filled
+
+
+def _flattened(root: Any) -> Flattened:
+    kept = root._tree
+    if kept is None or not kept.is_current():
+        plan = plan_of(root)
+        arrays = {n: each for n, each in enumerate(plan.handles) if isinstance(each, ArraySlot)}
+        leaves = [None if n in arrays else each() for n, each in enumerate(plan.handles)]
+        validity = plan.versioned, plan.versions, plan.watches, plan.epoch
+        kept = Flattened(plan.graphdef.skeleton, leaves, arrays, validity)
+        _set(root, "_tree", kept)
+    return kept
 
 
 def _flatten(root: Any) -> tuple[Iterable[Any], Any]:
     if FLATTENING.opaque:
         return (Opaque(root),), OPAQUE
-    _, children, skeleton = _flattened(root)
-    return children, skeleton
+    flattened = _flattened(root)
+    return flattened.children(), flattened.skeleton
 
 
 def _flatten_with_keys(root: Any) -> tuple[Iterable[Any], Any]:
     if FLATTENING.opaque:
         return ((GetAttrKey("node"), Opaque(root)),), OPAQUE
-    entries, children, skeleton = _flattened(root)
-    return list(zip(entries, children, strict=True)), skeleton
+    flattened = _flattened(root)
+    pairs = zip(flattened.entries, flattened.children(), strict=True)
+    return list(pairs), flattened.skeleton
 
 
 def _unflatten(skeleton: Any, children: Iterable[Any]) -> Any:
@@ -228,41 +247,49 @@ def _unflatten(skeleton: Any, children: Iterable[Any]) -> Any:
     _spread(layout_of(skeleton), children, leaves)
     nodes: list[Any] = [None] * len(skeleton.records)
     (root,) = assemble(skeleton, nodes, leaves, level)
+    arrays: dict[int, ArraySlot] = {}
     if all([isinstance(leaf, Variable) for leaf in leaves]):  # noqa: C419  # a third faster
         for leaf in leaves:
             if leaf._level is None:
                 leaf._level = level
-    elif _settle_others(skeleton, nodes, leaves, level):
-        return root
+    else:
+        others = _settle(leaves, level)
+        if mark_bare(skeleton, nodes, leaves, others):
+            return root
+        arrays = _slots(skeleton, nodes, others)
+        leaves = [None if n in arrays else leaf for n, leaf in enumerate(leaves)]
     # JAX flattens what it just unflattened, in each trace: keep the work.
     objects = [node for node in nodes if type(node) not in (list, dict)]
     for node in objects:
         _set(node, "_version", 1)
-    watched = []
+    versioned = [weakref.ref(node) for node in objects]
+    watches = []
     for number, attribute, steps in spots_of(skeleton).watched:
         place = Place(nodes[number], attribute, steps)
-        watched.append((place, follow(*place)))
-    versioned = [weakref.ref(node) for node in objects]
-    _set(
-        root,
-        "_tree",
-        Flattened(skeleton, leaves, versioned, [1] * len(objects), watched, epoch),
-    )
+        watches.append(Watch(place, follow(*place)))
+    validity = versioned, [1] * len(objects), watches, epoch
+    _set(root, "_tree", Flattened(skeleton, leaves, arrays, validity))
     return root
 
 
-def _settle_others(skeleton: Skeleton, nodes: list[Any], leaves: list[Any], level: Any) -> bool:
-    """Sees to leaves that are not all Variables; tells whether there are bare ones."""
-    bare = []
+def _settle(leaves: list[Any], level: Any) -> list[int]:
+    """Gives pending Variables their level; returns the numbers of leaves without identity."""
+    others = []
     for number, leaf in enumerate(leaves):
         kind = kind_of(leaf)
         if kind == VARIABLE:
             if leaf._level is None:
                 leaf._level = level
         elif kind != STATE:
-            bare.append(number)
-    mark_bare(skeleton, nodes, leaves, bare)
-    return bool(bare)
+            others.append(number)
+    return others
+
+
+def _slots(skeleton: Skeleton, nodes: list[Any], numbers: list[int]) -> dict[int, ArraySlot]:
+    """Returns, by leaf number, what reads these leaves where they hang."""
+    spots = {leaf: spot for spot, leaf in reversed(spots_of(skeleton).leaves)}  # the first of each
+    places = {n: Place(nodes[spots[n][0]], *spots[n][1:]) for n in numbers}
+    return {number: ArraySlot(place) for number, place in places.items()}
 
 
 def register_object(cls: type) -> None:
