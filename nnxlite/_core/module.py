@@ -14,7 +14,8 @@ from nnxlite._core.errors import Path, StaticValueError
 from nnxlite._core.filters import Filter
 from nnxlite._core.graph import AUTO, DATA, HELD_STATIC, NUMBERS, Mark, mark_of
 from nnxlite._core.kinds import ARRAY, OBJECT, STATIC, kind_of, register_kind
-from nnxlite._core.marks import class_marks, unmarked
+from nnxlite._core.marks import check_mark, class_marks, unmarked
+from nnxlite._core.node import BOOKKEEPING, Node, settle_node
 from nnxlite._core.pytree import register_object
 from nnxlite._core.scope import wrap_methods
 from nnxlite._core.trace import Level, check_writable, current_level
@@ -23,11 +24,11 @@ from nnxlite._core.variable import Perturbation, Variable
 from nnxlite._core.versions import object_changed
 
 _MISSING: Any = object()
-_BOOKKEEPING = frozenset(("_version", "_plan", "_tree", "_level", "_marks"))
+_BOOKKEEPING = frozenset(BOOKKEEPING)
 _set = object.__setattr__
 
 
-class Pytree:
+class Pytree(Node):
     """The base of objects that may be split, merged, jitted, differentiated and so on.
 
     Attributes may hold Variables, arrays, other objects, plain lists, dicts and tuples of these,
@@ -44,7 +45,7 @@ class Pytree:
       1
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_level", "_marks", "_plan", "_tree", "_version")
+    __slots__ = ()
     __nnx_node__ = True
 
     _version: int
@@ -71,11 +72,7 @@ class Pytree:
     def _node_new(cls, level: Level, marks: dict[Hashable, Mark] | None) -> Self:
         """Makes an object without attributes; `__init__` is not called."""
         self = object.__new__(cls)
-        _set_version(self, 0)
-        _set_plan(self, None)
-        _set_tree(self, None)
-        _set_level(self, level)
-        _set_marks(self, marks)
+        settle_node(self, 0, level, marks)
         return self
 
     def _node_items(self) -> dict[Any, Any]:
@@ -120,9 +117,12 @@ class Pytree:
             raise AttributeError(f"{type(self).__name__} does not keep {name}")
         value, mark = unmarked(value)
         check_writable(self, f"set attribute {name!r} of {type(self).__name__}")
-        if not self._version and mark == AUTO and not self._marks:  # in no plan yet
+        marks = self._marks or self._class_marks
+        if not self._version and mark == AUTO and not marks:  # in no plan yet
             _set(self, name, value)
             return
+        if mark or marks:
+            check_mark(self, f"attribute {name!r}", value, mark or mark_of(self, name))
         old = self.__dict__.get(name, _MISSING)
         _set(self, name, value)
         self._node_changed(name, old, value, mark)
@@ -148,11 +148,6 @@ class Pytree:
 
     __treescope_repr__ = treescope_repr
 
-
-# The slots' own setters are twice as fast as `object.__setattr__` with a name.
-_set_version, _set_plan, _set_tree, _set_level, _set_marks = (
-    Pytree.__dict__[name].__set__ for name in ("_version", "_plan", "_tree", "_level", "_marks")
-)
 
 register_kind(Pytree, OBJECT)
 register_object(Pytree)

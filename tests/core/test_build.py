@@ -198,3 +198,23 @@ def test_check_runs_before_anything_changes():
     with pytest.raises(RuntimeError, match="refused"):
         assemble(wanted.graphdef.skeleton, list(flat.nodes), [], EAGER, refuse)
     assert (net.a, net.b) == (1, [1])
+
+
+@pytest.mark.parametrize(
+    "copied", [nnx.clone, lambda net: nnx.jit(lambda net: nnx.clone(net))(net)]
+)
+def test_a_pytree_that_copies_its_dict_is_made_around_the_full_dict(copied):
+    inner = Net(w=param(2))
+    partial = jax.tree_util.Partial(lambda *, net: net.w[...], net=inner)  # copies its keywords
+    made = copied(Net(a=partial, inner=inner))
+    assert made.a.keywords["net"] is made.inner is not inner
+    assert (made.a() == inner.w[...]).all()
+
+
+def test_such_a_pytree_may_be_put_on_an_object_inside_a_transform():
+    def add(net):
+        net.a = jax.tree_util.Partial(lambda *, net: net.w[...], net=net.inner)
+
+    net = Net(inner=Net(w=param(2)))
+    nnx.jit(add)(net)
+    assert net.a.keywords["net"] is net.inner
