@@ -2,13 +2,22 @@
 
 from nnxlite.nn import (
     activations,
+    attention,
+    cells,
     convolution,
+    dot_product,
     dtypes,
     embedding,
     initializers,
     linear,
+    lora,
+    lstm,
+    masks,
     normalization,
     pooling,
+    prelu,
+    recurrent,
+    rotary,
     stochastic,
 )
 from nnxlite.nn.activations import (
@@ -38,26 +47,76 @@ from nnxlite.nn.activations import (
     swish,
     tanh,
 )
+from nnxlite.nn.attention import MultiHeadAttention
+from nnxlite.nn.cells import GRUCell, RNNCellBase, SimpleCell
 from nnxlite.nn.convolution import Conv
+from nnxlite.nn.dot_product import (
+    dot_product_attention,
+    dot_product_attention_weights,
+    dot_product_attention_with_rope,
+)
 from nnxlite.nn.embedding import Embed
 from nnxlite.nn.initializers import Initializer
-from nnxlite.nn.linear import Linear
-from nnxlite.nn.normalization import BatchNorm, LayerNorm
-from nnxlite.nn.pooling import avg_pool, max_pool, min_pool
+from nnxlite.nn.linear import Einsum, Linear, LinearGeneral
+from nnxlite.nn.lora import LoRA, LoRALinear
+from nnxlite.nn.lstm import ConvLSTMCell, LSTMCell, OptimizedLSTMCell
+from nnxlite.nn.masks import combine_masks, make_attention_mask, make_causal_mask
+from nnxlite.nn.normalization import (
+    BatchNorm,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    RMSNorm,
+    SpectralNorm,
+    WeightNorm,
+)
+from nnxlite.nn.pooling import avg_pool, max_pool, min_pool, pool
+from nnxlite.nn.prelu import PReLU
+from nnxlite.nn.recurrent import RNN, Bidirectional
+from nnxlite.nn.rotary import RoPE
 from nnxlite.nn.stochastic import Dropout
+from nnxlite.nn.transposed_convolution import ConvTranspose
 
 __all__ = [
+    "RNN",
     "BatchNorm",
+    "Bidirectional",
     "Conv",
+    "ConvLSTMCell",
+    "ConvTranspose",
     "Dropout",
+    "Einsum",
     "Embed",
+    "GRUCell",
+    "GroupNorm",
     "Initializer",
+    "InstanceNorm",
+    "LSTMCell",
     "LayerNorm",
     "Linear",
+    "LinearGeneral",
+    "LoRA",
+    "LoRALinear",
+    "MultiHeadAttention",
+    "OptimizedLSTMCell",
+    "PReLU",
+    "RMSNorm",
+    "RNNCellBase",
+    "RoPE",
+    "SimpleCell",
+    "SpectralNorm",
+    "WeightNorm",
     "activations",
+    "attention",
     "avg_pool",
+    "cells",
     "celu",
+    "combine_masks",
     "convolution",
+    "dot_product",
+    "dot_product_attention",
+    "dot_product_attention_weights",
+    "dot_product_attention_with_rope",
     "dtypes",
     "elu",
     "embedding",
@@ -74,13 +133,22 @@ __all__ = [
     "log_sigmoid",
     "log_softmax",
     "logsumexp",
+    "lora",
+    "lstm",
+    "make_attention_mask",
+    "make_causal_mask",
+    "masks",
     "max_pool",
     "min_pool",
     "normalization",
     "one_hot",
+    "pool",
     "pooling",
+    "prelu",
+    "recurrent",
     "relu",
     "relu6",
+    "rotary",
     "selu",
     "sigmoid",
     "silu",

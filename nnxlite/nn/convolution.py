@@ -6,7 +6,7 @@ Arrays have their channels last, as in `(batch, height, width, channels)`.
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +20,22 @@ from nnxlite._core.variable import Param
 from nnxlite.nn import initializers
 from nnxlite.nn.dtypes import PromoteDtype, promote_dtype
 from nnxlite.nn.initializers import Initializer
+from nnxlite.nn.padding import (
+    Padding,
+    Pads,
+    PerAxis,
+    canonicalize_padding,
+    check_mask,
+    check_padding_name,
+    frozen,
+    per_axis,
+)
 
 default_kernel_init = initializers.lecun_normal()
 default_bias_init = initializers.zeros_init()
 
-PerAxis: TypeAlias = int | Sequence[int] | None  # one number for all spatial axes, or one for each
-Padding: TypeAlias = str | int | Sequence[int | tuple[int, int]]
-Pads: TypeAlias = tuple[tuple[int, int], ...]
-
 _PAD_MODES = {"CIRCULAR": "wrap", "REFLECT": "reflect"}
+_NAMES = ("SAME", "SAME_LOWER", "VALID", "CAUSAL", *_PAD_MODES)
 
 
 class Conv(Module):
@@ -42,9 +49,10 @@ class Conv(Module):
       kernel_size: The size of the window along each spatial axis; their number is the rank of the
         convolution. An int makes it one-dimensional.
       strides: The step from window to window, for all axes or for each.
-      padding: `"SAME"`, `"VALID"`, `"CIRCULAR"` (the other edge continues the input), `"REFLECT"`
-        (the input mirrored at its edge), `"CAUSAL"` (of rank 1: no output sees later inputs), an
-        int for both sides of all axes, or an int or `(before, after)` for each axis.
+      padding: `"SAME"`, `"SAME_LOWER"` (of an odd number of zeros, more are in front), `"VALID"`,
+        `"CIRCULAR"` (the other edge continues the input), `"REFLECT"` (the input mirrored at its
+        edge), `"CAUSAL"` (of rank 1: no output sees later inputs), an int for both sides of all
+        axes, or an int or `(before, after)` for each axis.
       input_dilation: How far the inputs are spread apart, with zeros between; `padding` has to be
         in numbers then.
       kernel_dilation: How far the elements of a window are apart (an atrous convolution).
@@ -69,7 +77,7 @@ class Conv(Module):
 
     Raises:
       ValueError: The groups do not divide the channels, the mask has another shape than the kernel,
-        or an option does not fit the number of spatial axes.
+        the padding is unknown, or an option does not fit the number of spatial axes.
 
     Example:
       >>> layer = nnx.Conv(3, 8, kernel_size=(3, 3), strides=2, rngs=nnx.Rngs(0))
@@ -117,14 +125,11 @@ class Conv(Module):
             "input_dilation": input_dilation,
             "kernel_dilation": kernel_dilation,
         }.items():
-            _per_axis(given, rank, name)
-        _canonicalize_padding(padding, rank)
+            per_axis(given, rank, name, "Conv")
+        check_padding_name(padding, _NAMES, "Conv")
+        canonicalize_padding(padding, rank, "Conv")
         self.kernel_shape = (*kernel_size, in_features // feature_group_count, out_features)
-        if mask is not None and jnp.shape(mask) != self.kernel_shape:
-            raise ValueError(
-                f"Conv found a mask of shape {jnp.shape(mask)}. Expected the shape of the kernel: "
-                f"{self.kernel_shape}."
-            )
+        check_mask(mask, self.kernel_shape, "Conv")
         kernel = kernel_init(rngs.params(), self.kernel_shape, param_dtype)
         self.kernel = Param(kernel, **kernel_metadata)
         self.bias = None
@@ -134,10 +139,10 @@ class Conv(Module):
         self.in_features = in_features
         self.out_features = out_features
         self.kernel_size = kernel_size
-        self.strides = _frozen(strides)
-        self.padding = _frozen(padding)
-        self.input_dilation = _frozen(input_dilation)
-        self.kernel_dilation = _frozen(kernel_dilation)
+        self.strides = frozen(strides)
+        self.padding = frozen(padding)
+        self.input_dilation = frozen(input_dilation)
+        self.kernel_dilation = frozen(kernel_dilation)
         self.feature_group_count = feature_group_count
         self.use_bias = use_bias
         self.mask = mask
@@ -175,9 +180,9 @@ class Conv(Module):
         bias = None if self.bias is None else self.bias[...]
         x, kernel, bias = self.promote_dtype((inputs, kernel, bias), dtype=self.dtype)
         padding, pad_mode = _before_and_during(
-            _canonicalize_padding(self.padding, rank),
+            canonicalize_padding(self.padding, rank, "Conv"),
             self.kernel_size,
-            _per_axis(self.kernel_dilation, rank, "kernel_dilation"),
+            per_axis(self.kernel_dilation, rank, "kernel_dilation", "Conv"),
         )
         options = {
             "precision": self.precision,
@@ -194,11 +199,11 @@ class Conv(Module):
             x,
             kernel,
             bias,
-            strides=_per_axis(self.strides, rank, "strides"),
+            strides=per_axis(self.strides, rank, "strides", "Conv"),
             padding=padding,
             pad_mode=pad_mode,
-            input_dilation=_per_axis(self.input_dilation, rank, "input_dilation"),
-            kernel_dilation=_per_axis(self.kernel_dilation, rank, "kernel_dilation"),
+            input_dilation=per_axis(self.input_dilation, rank, "input_dilation", "Conv"),
+            kernel_dilation=per_axis(self.kernel_dilation, rank, "kernel_dilation", "Conv"),
             groups=self.feature_group_count,
             **options,
         )
@@ -275,41 +280,3 @@ def _before_and_during(
     if isinstance(padding, str) and padding in _PAD_MODES:
         return tuple((length // 2, (length + 1) // 2) for length in reach), _PAD_MODES[padding]
     return padding, None
-
-
-def _canonicalize_padding(padding: Any, rank: int) -> str | Pads:
-    """Returns the name of a padding, or what to add before and after each spatial axis."""
-    if isinstance(padding, str):
-        if padding == "CAUSAL" and rank != 1:
-            raise ValueError(
-                f"Conv found CAUSAL padding for {rank} spatial axes. It is defined for one."
-            )
-        return padding
-    if isinstance(padding, int):
-        return ((padding, padding),) * rank
-    if isinstance(padding, Sequence) and len(padding) == rank:
-        pairs = tuple((pad, pad) if isinstance(pad, int) else tuple(pad) for pad in padding)
-        if all(len(pair) == 2 for pair in pairs):
-            return pairs  # type: ignore[return-value]  # of two
-    raise ValueError(
-        f"Conv found padding {padding!r} for {rank} spatial axes. Expected a name, an int, or an "
-        "int or a pair of ints for each axis."
-    )
-
-
-def _per_axis(given: PerAxis, rank: int, name: str) -> tuple[int, ...]:
-    if given is None or isinstance(given, int):
-        return (1 if given is None else given,) * rank
-    if len(given) != rank:
-        raise ValueError(
-            f"Conv found {name} {tuple(given)} for {rank} spatial axes. Expected an int, or one "
-            "for each axis."
-        )
-    return tuple(given)
-
-
-def _frozen(given: Any) -> Any:
-    """Returns nested sequences as tuples, and anything else as it is."""
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return tuple(_frozen(item) for item in given)
-    return given

@@ -96,14 +96,7 @@ def min_pool(
     strides: Sequence[int] | None = None,
     padding: Padding = "VALID",
 ) -> jax.Array:
-    """Returns the smallest element of each window.
-
-    Args:
-      inputs: `(*batch, *spatial, channels)`.
-      window_shape: The size of the window along each spatial axis.
-      strides: The step from window to window along each of them; 1 by default.
-      padding: `"SAME"`, `"VALID"`, or for each of them how much is added before and after. What is
-        added is never the smallest.
+    """Returns the smallest element of each window; all else is as for `max_pool`.
 
     Example:
       >>> nnx.min_pool(jnp.arange(6.0).reshape(6, 1), (2,), strides=(2,))[:, 0]

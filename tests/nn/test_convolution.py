@@ -61,6 +61,7 @@ def test_each_output_is_a_sum_over_a_window(rank: int) -> None:
     ("padding", "pads"),
     [
         ("SAME", ((1, 2),)),
+        ("same_lower", ((2, 1),)),
         (0, ((0, 0),)),
         (2, ((2, 2),)),
         ([1], ((1, 1),)),
@@ -195,6 +196,7 @@ def test_inputs_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         ({"mask": np.ones((3, 3))}, r"mask of shape \(3, 3\).* the kernel: \(3, 3, 3, 4\)"),
         ({"strides": (1,)}, r"strides \(1,\) for 2 spatial axes"),
         ({"kernel_dilation": (1, 1, 1)}, r"kernel_dilation \(1, 1, 1\) for 2 spatial axes"),
+        ({"padding": "WRAP"}, "Conv found an unknown padding 'WRAP'. Expected one of SAME, SAME_L"),
         ({"padding": "CAUSAL"}, "CAUSAL padding for 2 spatial axes"),
         ({"padding": [1]}, r"padding \[1\] for 2 spatial axes"),
         ({"padding": [1, (1, 2, 3)]}, r"padding .* for 2 spatial axes"),

@@ -1,4 +1,4 @@
-"""Linear, against `x @ kernel + bias`."""
+"""Linear, LinearGeneral and Einsum, against `x @ kernel + bias` and its like."""
 
 from typing import Any
 
@@ -121,3 +121,111 @@ def test_a_layer_made_anew_does_not_retrace() -> None:
     for seed in range(3):
         forward(nnx.Linear(3, 4, rngs=nnx.Rngs(seed)), jnp.ones((2, 3)))
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    ("out", "axis", "formula"),
+    [
+        (6, (1, -1), "axbc,acd->xbd"),
+        ((4, 5), (-1, 1), "axbc,acde->xbde"),
+    ],
+)
+def test_linear_general_is_an_einsum_and_a_sum(out: Any, axis: Any, formula: str) -> None:
+    layer = nnx.LinearGeneral((2, 3), out, axis=axis, rngs=nnx.Rngs(0))
+    layer.bias[...] = jnp.asarray(inputs(*layer.bias.shape))
+    x = inputs(7, 2, 5, 3)
+    product = np.einsum(formula, x.swapaxes(0, 1), layer.kernel[...])
+    expected = product + np.asarray(layer.bias[...])
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_each_index_of_a_batch_axis_has_a_kernel_and_a_bias() -> None:
+    layer = nnx.LinearGeneral(3, 4, batch_axis={1: 5, 0: 2}, rngs=nnx.Rngs(0))
+    layer.bias[...] = jnp.asarray(inputs(2, 5, 4))
+    x = inputs(2, 5, 7, 3)
+    product = np.einsum("abxc,abcd->abxd", x, layer.kernel[...])
+    np.testing.assert_allclose(layer(x), product + inputs(2, 5, 4)[:, :, None], rtol=1e-5)
+
+
+def test_a_general_kernel_is_initialized_as_a_matrix() -> None:
+    init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "model", None))
+    layer = nnx.LinearGeneral((2, 3), 4, axis=(0, 1), kernel_init=init, rngs=nnx.Rngs(params=7))
+    key = jax.random.fold_in(jax.random.key(7), 0)
+    matrix = jax.nn.initializers.lecun_normal()(key, (6, 4), jnp.float32)
+    np.testing.assert_array_equal(layer.kernel[...], matrix.reshape(2, 3, 4))
+    assert layer.kernel.out_sharding == (None, "model", None)
+
+
+def test_a_class_of_products_goes_before_a_product() -> None:
+    calls = []
+
+    def made() -> Any:
+        calls.append(1)
+        return jax.lax.dot_general
+
+    layer = nnx.LinearGeneral(3, 4, dot_general=None, dot_general_cls=made, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(layer(inputs(2, 3)), inputs(2, 3) @ layer.kernel[...], rtol=1e-5)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("axis", "shape"),
+    [((1, 2), (5, 3, 2)), ((1, 2), (5, 2)), ((1, 1), (5, 2, 3)), ((0, 1), (5, 2, 3))],
+    ids=str,
+)
+def test_a_general_layer_refuses_other_sizes(axis: Any, shape: tuple[int, ...]) -> None:
+    layer = nnx.LinearGeneral((2, 3), 4, axis=axis, rngs=nnx.Rngs(0))
+    with pytest.raises(
+        ValueError, match=r"shape \(2, 3, 4\) expects inputs of sizes \(2, 3\) al.*fo"
+    ):
+        layer(jnp.ones(shape))
+
+
+def test_axes_of_a_general_layer_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"a size for each axis, found .*\(2, 3\) and axis \(-1,\)"
+    ):
+        nnx.LinearGeneral((2, 3), 4, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"leading ones, 0 and on, found \{1: 5\}"):
+        nnx.LinearGeneral(2, 4, batch_axis={1: 5}, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("formula", "kernel", "bias", "shape", "spread"),
+    [
+        ("nta, hab -> nthb", (4, 2, 3), (4, 3), (5, 7, 2), (1, 1, 4, 3)),
+        ("...a,ab->...b", (2, 3), (3,), (5, 7, 2), (1, 1, 3)),
+        ("ta...,a...b->b...t", (2, 3, 4), (4, 3), (5, 2, 6, 3), (4, 1, 3, 1)),
+    ],
+)
+def test_einsum_is_an_einsum_and_a_sum(
+    formula: str, kernel: Any, bias: Any, shape: tuple[int, ...], spread: tuple[int, ...]
+) -> None:
+    normal = jax.nn.initializers.normal()
+    layer = nnx.Einsum(formula, kernel, bias, bias_init=normal, rngs=nnx.Rngs(0))
+    x = inputs(*shape)
+    product = np.einsum(formula, x, np.asarray(layer.kernel[...]))
+    expected = product + np.asarray(layer.bias[...]).reshape(spread)
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_einsum_may_come_with_the_call() -> None:
+    layer = nnx.Einsum(None, (3, 4), rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(
+        layer(inputs(3, 5), "ab,ac->bc"), inputs(3, 5).T @ layer.kernel[...], rtol=1e-5
+    )
+    with pytest.raises(ValueError, match="Einsum was told `einsum_str` nowhere"):
+        layer(inputs(3, 5))
+
+
+@pytest.mark.parametrize("formula", ["ab,bc", "ab->a", "a,b,c->abc"])
+def test_an_einsum_of_other_operands_is_refused(formula: str) -> None:
+    with pytest.raises(ValueError, match=f"two operands, .* found '{formula}'"):
+        nnx.Einsum(formula, (3, 4), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (3,), (2, 5, 3)], ids=str)
+def test_an_einsum_refuses_other_sizes(shape: tuple[int, ...]) -> None:
+    layer = nnx.Einsum("ab,bc->ac", (3, 4), (4,), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"kernel of shape \(3, 4\) does not fit inputs of shape"):
+        layer(jnp.ones(shape))

@@ -98,3 +98,9 @@ def test_windows_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         getattr(nnx, name)(jnp.ones((2, 8, 8, 3)), shape, **options)
+
+
+def test_any_reduction_of_two_numbers_pools() -> None:
+    x = inputs(2, 5, 6, 3)
+    y = nnx.pool(x, 1.0, jax.lax.mul, (2, 3), (2, 2), "VALID")
+    np.testing.assert_allclose(y, pooled(x, np.prod, (2, 3), 2), rtol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx as peer
 
 import nnxlite as nnx
-from nnxlite.nn import activations, dtypes, initializers, normalization
+from nnxlite.nn import activations, dtypes, initializers, statistics
 
 pytestmark = [
     pytest.mark.standard_promotion,
@@ -30,7 +30,9 @@ def values(tree: Any) -> dict[tuple[Any, ...], np.ndarray]:
     for path, variable in library.to_flat_state(state):
         value = variable.get_value()
         is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-        found[tuple(path)] = np.asarray(jax.random.key_data(value) if is_key else value)
+        # flax.nnx has tuples among the keys of a path, where nnxlite has dicts in dicts.
+        flat = tuple(k for key in path for k in (key if isinstance(key, tuple) else (key,)))
+        found[flat] = np.asarray(jax.random.key_data(value) if is_key else value)
     return found
 
 
@@ -207,6 +209,91 @@ LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], Any]] = {
         (8, 3),
         np.float32,
     ),
+    "RMSNorm over several axes": (
+        lambda lib: lib.RMSNorm(
+            15,
+            reduction_axes=(1, 2),
+            feature_axes=(1, 2),
+            scale_init=lib.initializers.normal(),
+            rngs=lib.Rngs(3),
+        ),
+        (2, 5, 3),
+        np.float32,
+    ),
+    "GroupNorm of vectors": (
+        lambda lib: lib.GroupNorm(6, None, 2, rngs=lib.Rngs(0)),
+        (8, 6),
+        np.float32,
+    ),
+    "GroupNorm over chosen axes": (
+        lambda lib: lib.GroupNorm(6, 3, reduction_axes=(1, 2, -1), epsilon=0.1, rngs=lib.Rngs(0)),
+        (2, 4, 3, 6),
+        np.float32,
+    ),
+    "InstanceNorm along other axes": (
+        lambda lib: lib.InstanceNorm(
+            15,
+            feature_axes=(1, -1),
+            scale_init=lib.initializers.normal(),
+            bias_init=lib.initializers.normal(),
+            rngs=lib.Rngs(3),
+        ),
+        (2, 5, 4, 3),
+        np.float32,
+    ),
+    "InstanceNorm of integers": (
+        lambda lib: lib.InstanceNorm(3, rngs=lib.Rngs(0)),
+        (2, 5, 3),
+        np.int32,
+    ),
+    "Conv, same and lower": (
+        lambda lib: lib.Conv(3, 4, 4, 2, padding="SAME_LOWER", rngs=lib.Rngs(0)),
+        (2, 7, 3),
+        np.float32,
+    ),
+    "ConvTranspose of volumes": (
+        lambda lib: lib.ConvTranspose(3, 4, (2, 3, 2), (1, 2, 1), rngs=lib.Rngs(0)),
+        (2, 3, 4, 2, 3),
+        np.float32,
+    ),
+    "ConvTranspose of one image": (
+        lambda lib: lib.ConvTranspose(3, 4, (3, 3), 2, padding="VALID", rngs=lib.Rngs(0)),
+        (5, 4, 3),
+        np.float32,
+    ),
+    "ConvTranspose, dilated and padded": (
+        lambda lib: lib.ConvTranspose(
+            3, 4, (3, 2), 2, padding=[1, (0, 2)], kernel_dilation=2, rngs=lib.Rngs(0)
+        ),
+        (2, 5, 4, 3),
+        np.float32,
+    ),
+    "ConvTranspose, circular": (
+        lambda lib: lib.ConvTranspose(
+            3, 4, (4, 3), (1, 2), padding="CIRCULAR", kernel_dilation=(2, 1), rngs=lib.Rngs(0)
+        ),
+        (2, 3, 5, 4, 3),
+        np.float32,
+    ),
+    "ConvTranspose, circular and transposed": (
+        lambda lib: lib.ConvTranspose(
+            3, 4, (4, 3), (1, 2), padding="CIRCULAR", transpose_kernel=True, rngs=lib.Rngs(0)
+        ),
+        (2, 5, 4, 3),
+        np.float32,
+    ),
+    "ConvTranspose, circular with a window of several rounds": (
+        lambda lib: lib.ConvTranspose(3, 4, 8, 1, padding="CIRCULAR", rngs=lib.Rngs(0)),
+        (2, 3, 3),
+        np.float32,
+    ),
+    "ConvTranspose in bfloat16": (
+        lambda lib: lib.ConvTranspose(
+            3, 4, 3, 2, dtype=jnp.bfloat16, use_bias=False, rngs=lib.Rngs(0)
+        ),
+        (2, 5, 3),
+        np.float32,
+    ),
     "Embed": (lambda lib: lib.Embed(9, 4, rngs=lib.Rngs(0)), (5, 3), np.uint8),
     "Embed of one": (lambda lib: lib.Embed(1, 4, rngs=lib.Rngs(0)), (5,), np.int32),
     "Embed in bfloat16": (
@@ -247,7 +334,18 @@ def test_a_layer_is_that_of_flax(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["Linear", "BatchNorm", "BatchNorm, running", "Conv", "Conv, circular", "LayerNorm"],
+    [
+        "Linear",
+        "BatchNorm",
+        "BatchNorm, running",
+        "Conv",
+        "Conv, circular",
+        "ConvTranspose, circular",
+        "GroupNorm of vectors",
+        "InstanceNorm along other axes",
+        "LayerNorm",
+        "RMSNorm over several axes",
+    ],
 )
 def test_gradients_are_those_of_flax(name: str) -> None:
     make, shape, dtype = LAYERS[name]
@@ -261,7 +359,107 @@ def test_gradients_are_those_of_flax(name: str) -> None:
     assert_same(*layers, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["BatchNorm", "Conv", "Dropout", "Embed", "LayerNorm", "Linear"])
+@pytest.mark.parametrize("options", [{}, {"use_scale": False}, {"use_fast_variance": False}])
+@pytest.mark.parametrize("dtypes", ["float32 None", "bfloat16 None", "float32 bfloat16"])
+@pytest.mark.parametrize("name", ["RMSNorm", "GroupNorm", "InstanceNorm"])
+def test_a_norm_is_that_of_flax(name: str, dtypes: str, options: dict[str, Any]) -> None:
+    dtype_in, dtype = dtypes.split()
+    args = (6, 3) if name == "GroupNorm" else (6,)
+    x = inputs(2, 4, 6, dtype=dtype_in)
+    mask = jnp.broadcast_to(jnp.arange(4)[:, None] % 3 < 2, x.shape)
+    ours, theirs = (
+        getattr(lib, name)(
+            *args, dtype=None if dtype == "None" else dtype, **options, rngs=lib.Rngs(0)
+        )
+        for lib in LIBRARIES
+    )
+    assert_same(ours, theirs)
+    for marked in ({}, {"mask": mask}):
+        y, expected = ours(x, **marked), theirs(x, **marked)
+        assert y.dtype == expected.dtype
+        tolerance = 1e-5 if y.dtype == jnp.float32 else 2e-2
+        np.testing.assert_allclose(
+            np.asarray(y, np.float32), np.asarray(expected, np.float32), tolerance, tolerance
+        )
+
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "SpectralNorm": lambda lib: lib.SpectralNorm(
+        lib.Linear(3, 4, rngs=lib.Rngs(0)), rngs=lib.Rngs(1)
+    ),
+    "SpectralNorm of several layers": lambda lib: lib.SpectralNorm(
+        lib.Sequential(lib.Linear(3, 4, rngs=lib.Rngs(0)), lib.Linear(4, 2, rngs=lib.Rngs(1))),
+        n_steps=2,
+        rngs=lib.Rngs(2),
+    ),
+    "SpectralNorm of a bfloat16 kernel": lambda lib: lib.SpectralNorm(
+        lib.Linear(3, 4, param_dtype=jnp.bfloat16, rngs=lib.Rngs(0)), rngs=lib.Rngs(1)
+    ),
+    "WeightNorm": lambda lib: lib.WeightNorm(lib.Linear(3, 4, rngs=lib.Rngs(0)), rngs=lib.Rngs(1)),
+    "WeightNorm of several layers, without scale": lambda lib: lib.WeightNorm(
+        lib.Sequential(lib.Linear(3, 4, rngs=lib.Rngs(0)), lib.Linear(4, 2, rngs=lib.Rngs(1))),
+        use_scale=False,
+        rngs=lib.Rngs(2),
+    ),
+    "WeightNorm along another axis": lambda lib: lib.WeightNorm(
+        lib.Linear(3, 4, rngs=lib.Rngs(0)),
+        feature_axes=0,
+        scale_init=lib.initializers.constant(2.0),
+        rngs=lib.Rngs(1),
+    ),
+    "WeightNorm of a bfloat16 kernel": lambda lib: lib.WeightNorm(
+        lib.Linear(3, 4, param_dtype=jnp.bfloat16, rngs=lib.Rngs(0)), rngs=lib.Rngs(1)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # flax casts in a write
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_layer_with_normalized_weights_is_that_of_flax(name: str) -> None:
+    """Parameters at first, outputs and estimates; flax then overwrites the weights themselves."""
+    ours, theirs = (WRAPPERS[name](lib) for lib in LIBRARIES)
+    assert_same(ours, theirs)
+    before = values(ours)
+    x = inputs(5, 3)
+    tolerance = 2e-2 if "bfloat16" in name else 1e-4
+    for _ in range(3):
+        y, expected = ours(x), theirs(x)
+        assert y.dtype == expected.dtype
+        np.testing.assert_allclose(y, expected, tolerance, tolerance)
+    after, peers = values(ours), values(theirs)
+    for path, value in after.items():
+        if path[-1] == "u":
+            np.testing.assert_allclose(value, peers[path], tolerance, tolerance)
+        elif path[-1] == "kernel":
+            np.testing.assert_array_equal(value, before[path])
+
+
+@pytest.mark.parametrize("name", ["SpectralNorm", "WeightNorm"])
+def test_gradients_through_normalized_weights_are_those_of_flax(name: str) -> None:
+    x = inputs(5, 3)
+    ours, theirs = (
+        lib.grad(lambda layer: (layer(x) ** 2).mean())(WRAPPERS[name](lib)) for lib in LIBRARIES
+    )
+    assert_same(ours, theirs, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BatchNorm",
+        "Conv",
+        "ConvTranspose",
+        "Dropout",
+        "Embed",
+        "GroupNorm",
+        "InstanceNorm",
+        "LayerNorm",
+        "Linear",
+        "RMSNorm",
+        "SpectralNorm",
+        "WeightNorm",
+    ],
+)
 def test_constructor_and_call_take_what_those_of_flax_take(name: str) -> None:
     for function in ("__init__", "__call__"):
         ours, theirs = (
@@ -292,9 +490,10 @@ def test_layer_norm_of_a_mask_is_that_of_flax() -> None:
 
 
 @pytest.mark.parametrize("dtype", [bool, np.float32, np.int32])
-def test_a_masked_kernel_is_that_of_flax(dtype: Any) -> None:
+@pytest.mark.parametrize("name", ["Conv", "ConvTranspose"])
+def test_a_masked_kernel_is_that_of_flax(name: str, dtype: Any) -> None:
     mask = jnp.tril(jnp.ones((3, 3, 4), dtype))
-    ours, theirs = (lib.Conv(3, 4, 3, mask=mask, rngs=lib.Rngs(0)) for lib in LIBRARIES)
+    ours, theirs = (getattr(lib, name)(3, 4, 3, mask=mask, rngs=lib.Rngs(0)) for lib in LIBRARIES)
     x = inputs(2, 7, 3)
     assert ours(x).dtype == theirs(x).dtype
     np.testing.assert_allclose(ours(x), theirs(x), 1e-5, 1e-5)
@@ -325,10 +524,27 @@ def test_pooling_is_that_of_flax(name: str, shape: Any, window: Any, options: An
         np.testing.assert_allclose(ours, theirs, 1e-6, 1e-6)
 
 
+def test_general_pooling_is_that_of_flax() -> None:
+    args = (inputs(2, 7, 6, 3), 1.0, jax.lax.mul, (2, 3), (1, 2), ((0, 1), (1, 1)))
+    ours, theirs = (lib.pool(*args) for lib in LIBRARIES)
+    np.testing.assert_allclose(ours, theirs, 1e-6, 1e-6)
+
+
+def test_modules_of_flax_have_their_names_here() -> None:
+    for module in ("linear", "normalization"):
+        theirs = vars(getattr(peer.nn, module)).values()
+        layers = {x.__name__ for x in theirs if isinstance(x, type) and issubclass(x, peer.Module)}
+        missing = (
+            layers - set(getattr(nnx.nn, module).__all__) - {"Module", "LinearGeneral", "Einsum"}
+        )
+        assert not missing, module
+    assert {"canonicalize_padding", "default_embed_init"} < set(nnx.nn.linear.__all__)
+
+
 @pytest.mark.parametrize("options", [{}, {"use_mean": False}, {"use_fast_variance": False}])
 def test_statistics_are_those_of_flax(options: dict[str, Any]) -> None:
     x = inputs(4, 5, 3, dtype=np.complex64) * (1 + 2j)
-    ours = normalization._compute_stats(x, (0, -2), None, **options)
+    ours = statistics.compute_stats(x, (0, -2), None, **options)
     theirs = peer.nn.normalization._compute_stats(x, (0, -2), None, **options)
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype
