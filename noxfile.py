@@ -69,6 +69,14 @@ def peers(session: nox.Session) -> None:
 
 
 @nox.session(python=NEWEST)
+def fuzz(session: nox.Session) -> None:
+    """Random programs through every pair of transforms; goes on where the last run stopped."""
+    install(session, "test")
+    arguments = session.posargs or ("--programs", "20000", "--resume")
+    session.run("python", "-m", "tests.fuzz", *arguments)
+
+
+@nox.session(python=NEWEST)
 def bench(session: nox.Session) -> None:
     """Time against raw JAX, flax.nnx and equinox in one run; writes tests/bench/results."""
     install(session, "bench")

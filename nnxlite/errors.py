@@ -1,10 +1,20 @@
-"""Named errors, for `except` clauses; everything else is a `TypeError` or `ValueError`."""
+"""Named errors and warnings, for `except` clauses and warning filters.
+
+All other errors are a `TypeError` or `ValueError`.
+"""
 
 from nnxlite._core.errors import (
     DonatedBufferError,
+    RetraceWarning,
     StaticValueError,
     StructureError,
     TraceLevelError,
 )
 
-__all__ = ["DonatedBufferError", "StaticValueError", "StructureError", "TraceLevelError"]
+__all__ = [
+    "DonatedBufferError",
+    "RetraceWarning",
+    "StaticValueError",
+    "StructureError",
+    "TraceLevelError",
+]

@@ -20,6 +20,7 @@ from nnxlite._core.sharding import (
     remove_axis,
     with_partitioning,
 )
+from nnxlite._transforms.abstract_model import get_abstract_model
 
 __all__ = [
     "PARTITION_NAME",
@@ -28,6 +29,7 @@ __all__ = [
     "abstract_with_sharding",
     "add_axis",
     "as_abstract",
+    "get_abstract_model",
     "get_logical_axis_rules",
     "get_named_sharding",
     "get_partition_spec",

@@ -66,8 +66,18 @@ def items_of(value: Any) -> list[tuple[Any, Any]] | None:
         return [("func", value.func), ("args", value.args), ("keywords", keywords)]
     if isinstance(value, nnx.Variable) or is_array(value) or jax.tree_util.all_leaves([value]):
         return None
-    leaves = jax.tree_util.tree_leaves(value, is_leaf=lambda x: x is not value)
-    return list(enumerate(leaves))
+    leaves = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda x: x is not value)
+    return [(jax.tree_util.keystr(path, simple=True), leaf) for path, leaf in leaves]
+
+
+def rebuilt(value: Any, children: list[Any]) -> Any:
+    """Returns a tuple or registered pytree like `value`, with these children for its own."""
+    if type(value) is tuple:
+        return tuple(children)
+    if isinstance(value, tuple):
+        return type(value)(*children)
+    treedef = jax.tree_util.tree_structure(value, is_leaf=lambda x: x is not value)
+    return jax.tree_util.tree_unflatten(treedef, children)
 
 
 def _by_key(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:

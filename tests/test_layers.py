@@ -12,41 +12,63 @@ import pytest
 import nnxlite
 
 ROWS = [
-    "_core.errors _core.versions _core.context _core.extras _core.intern",
-    "_core.arithmetic _core.oneline",
+    "_core.errors _core.versions _core.context _core.extras _core.intern _core.modes",
+    "_core.arithmetic _core.oneline _core.traversals",
     "_core.trace _core.keyer _core.names _core.values _core.describe",
-    "_core.function_keys _core.render _core.scope _core.placement",
+    "_core.node _core.function_keys _core.render _core.scope _core.placement",
     "_core.keys _core.treescope_view _core.display",
     "_core.statics",
     "_core.metadata",
     "_core.variable",
-    "_core.variable_names _core.kinds _core.sharding _core.filters _core.records",
+    "_core.variable_names _core.stand_in _core.kinds _core.sharding _core.filters _core.records",
+    "_core.agreement _core.totals",
     "_core.graphdef _core.nested",
     "_core.statedef",
     "_core.graph _core.spots _core.outline _core.state",
+    "_core.owners",
     "_core.build _core.plan _core.marks _core.state_forms _core.recording",
     "_core.split _core.clone _core.iterate _core.pytree _core.sowing",
-    "_core.merge _core.pop _core.attributes _core.capture",
-    "_core.call",
+    "_core.merge _core.pop _core.attributes _core.capture _core.trees",
+    "_core.call _core.flat",
     "_core.module",
     "_core.containers _core.rngs",
     "_core.random_state",
     "_transforms.packing _transforms.arguments",
     "_transforms.axes",
     "_transforms.crossing",
-    "_transforms.binding _transforms.changes",
-    "_transforms.lift _transforms.roles _transforms.shardings",
-    "_transforms.grad _transforms.jit _transforms.mapped _transforms.shapes",
-    "_transforms.control _transforms.observe _transforms.remat _transforms.vmap",
-    "_transforms.scan_body",
-    "_transforms.scan",
+    "_transforms.binding _transforms.changes _transforms.explain",
+    "_transforms.traces _transforms.donation _transforms.stages _transforms.carries",
+    "_transforms.differentiated _transforms.lift _transforms.roles _transforms.shardings",
+    (
+        "_transforms.derivatives _transforms.grad _transforms.compiled _transforms.mapped "
+        "_transforms.parted _transforms.shapes _transforms.axis_metadata"
+    ),
+    (
+        "_transforms.jit _transforms.likeness _transforms.abstract_model _transforms.observe "
+        "_transforms.remat _transforms.vmap _transforms.pmap _transforms.ruled"
+    ),
+    (
+        "_transforms.rules _transforms.jvp _transforms.partial _transforms.scan_body "
+        "_transforms.shard_body _transforms.vjp _transforms.family"
+    ),
+    (
+        "_transforms.custom_jvp _transforms.custom_vjp _transforms.scan _transforms.shard "
+        "_transforms.checks _transforms.branches _transforms.loops"
+    ),
+    "_transforms.remat_scan",
+    "_transforms.stacked",
 ]
 
 # Users of the rooms above: each has rows of its own, and none knows of another.
 WINGS = {
     "nn": [
-        "dtypes flags initializers activations pooling",
-        "linear convolution embedding normalization stochastic",
+        "dtypes flags initializers activations padding pooling masks subscripts bound",
+        "statistics",
+        "convolution transposed_convolution embedding batch_norm layer_norm group_norm",
+        "prelu rotary stochastic weight_norm",
+        "linear dot_product",
+        "attention cells lora spectral_norm",
+        "lstm recurrent",
     ],
     "training": ["metrics optimizer"],
     "profiling": [],
@@ -61,7 +83,12 @@ WHEN_CALLED = {
 }
 
 # Public modules that only gather names; `nnxlite.nn` and the like are doors by their `__init__`.
-DOORS = {"errors", "sharding"}
+DOORS = {
+    *("errors", "nn.normalization", "sharding"),
+    # The module paths of flax.nnx that programs import from.
+    *("filterlib", "graph", "graphlib", "helpers", "module", "object", "pytreelib", "rnglib"),
+    *("statelib", "traversals", "variablelib"),
+}
 
 PACKAGE = Path(nnxlite.__file__).parent
 

@@ -13,8 +13,8 @@ import nnxlite as nnx
 
 NAMES = {
     "objects": """
-        Data Dict List Module Object Pytree Sequential Static data dataclass has_data is_data
-        register_data_type set_attributes static view with_attributes
+        Data Dict List Module Object Pytree Sequential Stacked Static data dataclass has_data
+        is_data register_data_type set_attributes static view view_info with_attributes
     """,
     "variables": """
         BatchStat Cache Intermediate LoRAParam OptArray OptState OptVariable Param Perturbation
@@ -22,27 +22,34 @@ NAMES = {
         variable_name_from_type variable_type_from_name with_metadata
     """,
     "graph and state": """
-        FlatState GraphDef GraphState State as_pure call clone filter_state find_duplicates
-        from_flat_state graphdef iter_children iter_graph iter_module_children iter_modules
-        map map_state merge
-        merge_state pop pure recursive_map replace_by_pure_dict restore_int_paths set_metadata split
-        split_state state to_flat_state to_pure_dict update variables
+        FlatState GraphDef GraphState State as_pure call clone filter_state find_duplicates flatten
+        from_flat_state from_tree graphdef iter_children iter_graph iter_module_children
+        iter_modules map map_state merge merge_state pop prefix pure recursive_map
+        replace_by_pure_dict restore_int_paths set_metadata split split_state state to_flat_state
+        to_pure_dict to_tree unflatten update variables
     """,
+    "modes": "set_graph_mode set_graph_updates",
     "filters": "All Any Everything Filter Not Nothing OfType PathContains PathIn WithTag",
     "randomness": "RngStream Rngs fork_rngs reseed restore_rngs split_rngs with_rngs",
     "scopes": "disable_named_call enable_named_call named_call nowrap override_named_call",
     "views": "display save_html",
     "sharding": """
-        PARTITION_NAME abstract_with_sharding as_abstract get_named_sharding get_partition_spec
-        logical_axis_rules use_eager_sharding using_eager_sharding with_partitioning
+        PARTITION_NAME abstract_with_sharding as_abstract get_abstract_model get_named_sharding
+        get_partition_spec logical_axis_rules use_eager_sharding using_eager_sharding
+        with_partitioning
     """,
     "capture": "capture capture_gradients sow use_stored_sow",
     "transforms": """
-        Carry DiffState StateAxes StateSharding cond eval_shape fori_loop grad jit remat scan switch
-        value_and_grad vmap while_loop
+        Carry DiffState StateAxes StateSharding cached_partial checkify cond custom_jvp custom_vjp
+        eval_shape fori_loop grad jit jit_partial jvp make_jaxpr pmap remat remat_scan scan
+        shard_map switch transform_metadata value_and_grad vjp vmap while_loop
     """,
     "layers": """
-        BatchNorm Conv Dropout Embed Initializer LayerNorm Linear avg_pool max_pool min_pool
+        BatchNorm Bidirectional Conv ConvLSTMCell ConvTranspose Dropout Einsum Embed GRUCell
+        GroupNorm Initializer InstanceNorm LSTMCell LayerNorm Linear LinearGeneral LoRA LoRALinear
+        MultiHeadAttention OptimizedLSTMCell PReLU RMSNorm RNN RNNCellBase RoPE SimpleCell
+        SpectralNorm WeightNorm avg_pool combine_masks dot_product_attention
+        dot_product_attention_with_rope make_attention_mask make_causal_mask max_pool min_pool pool
     """,
     "activations": """
         celu elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity leaky_relu
@@ -51,8 +58,8 @@ NAMES = {
     """,
     "training": "Metric ModelAndOptimizer MultiMetric Optimizer",
     "modules": """
-        errors filterlib initializers metrics nn optimizer rnglib sharding statelib training
-        variablelib
+        errors filterlib graph graphlib helpers initializers metrics module nn object optimizer
+        pytreelib rnglib sharding spmd statelib training traversals variablelib
     """,
 }
 EXPECTED = {name for names in NAMES.values() for name in names.split()}

@@ -10,7 +10,7 @@ import functools
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import FunctionType
 from typing import Any
@@ -22,7 +22,8 @@ from nnxlite._core.extras import travelling
 from nnxlite._core.filters import Everything, Filter, to_predicate
 from nnxlite._core.kinds import OBJECT, kind_of
 from nnxlite._core.metadata import EMPTY
-from nnxlite._core.recording import Recorder, object_paths
+from nnxlite._core.owners import object_paths
+from nnxlite._core.recording import Recorder
 from nnxlite._core.records import Label, Stranger, Wanted
 from nnxlite._core.sowing import record_output
 from nnxlite._core.state import State
@@ -145,15 +146,21 @@ def record(recorder: Recorder, fn: Any, args: tuple[Any, ...], kwargs: dict[str,
         return fn(*args, **kwargs)
 
 
-def warn_of_skipped(outputs: Iterable[str]) -> None:
-    """Warns, on the line of the captured call, of outputs that no transform could hand out."""
-    if named := ", ".join(outputs):
-        warnings.warn(
-            f"The outputs of {named} are not recorded: a plain JAX transform stands between the "
-            "capture and the methods, and JAX gives no way to hand values out. Use the transform "
-            "of nnxlite in its place.",
-            stacklevel=3,
-        )
+def warn_of_skipped(outputs: Mapping[str, str]) -> None:
+    """Warns, on the line of the captured call, of outputs that could not be handed out.
+
+    Args:
+      outputs: Methods, and why theirs is left out.
+    """
+    reasons: dict[str, list[str]] = {}
+    for output, why in outputs.items():
+        reasons.setdefault(why, []).append(output)
+    if reasons:
+        texts = [
+            f"The outputs of {', '.join(named)} are not recorded: {why}"
+            for why, named in reasons.items()
+        ]
+        warnings.warn(" ".join(texts), stacklevel=3)
 
 
 def root_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

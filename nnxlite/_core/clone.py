@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from nnxlite._core.build import build
+from nnxlite._core.modes import graph_flag
 from nnxlite._core.plan import plan_of
 from nnxlite._core.trace import EAGER, current_level
 from nnxlite._core.variable import Variable
@@ -15,6 +16,7 @@ from nnxlite._core.variable import Variable
 A = TypeVar("A")
 
 
+@graph_flag
 def clone(node: A, /, *, share: bool = False) -> A:
     """Returns a copy of an object: same structure and sharing, Variables of its own.
 

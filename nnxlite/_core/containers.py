@@ -14,8 +14,9 @@ from typing import Any, Generic, TypeVar, overload
 from jax.tree_util import DictKey
 
 from nnxlite._core.errors import StructureError
+from nnxlite._core.graph import mark_of
 from nnxlite._core.kinds import STATIC, kind_of
-from nnxlite._core.marks import Marked, unmarked
+from nnxlite._core.marks import Marked, check_mark, unmarked
 from nnxlite._core.module import Module, Pytree
 from nnxlite._core.trace import check_writable
 
@@ -35,7 +36,10 @@ class _Items(Module):
 
     def _set_item(self, key: Any, value: Any) -> None:
         check_writable(self, f"set item {key!r} of {type(self).__name__}")
-        self._node_set(key, *unmarked(value))
+        value, mark = unmarked(value)
+        if mark or self._marks:
+            check_mark(self, f"item {key!r}", value, mark or mark_of(self, key))
+        self._node_set(key, value, mark)
 
     def __len__(self) -> int:
         return len(self.__dict__)

@@ -36,6 +36,10 @@ class DonatedBufferError(RuntimeError):
     """A donated call that cannot run, or that failed after its buffers were given away."""
 
 
+class RetraceWarning(UserWarning):
+    """A jitted function that is traced again and again for one object."""
+
+
 def format_path(path: Path, root: str = "model") -> str:
     """Writes `path` as the Python expression that reaches it from `root`.
 

@@ -14,6 +14,9 @@ from typing import Any
 from nnxlite._core.errors import StaticValueError
 from nnxlite._core.keyer import Keyer, is_node, single
 
+JITTED = "__nnx_jits__"
+"""The attribute in which a function keeps its jitted forms. It is no part of what it does."""
+
 
 def key_builtin(keyer: Keyer, value: types.BuiltinFunctionType) -> Hashable:
     """Keys a function written in C, by itself, or a method of a built-in object."""
@@ -53,7 +56,7 @@ def key_function(keyer: Keyer, value: types.FunctionType) -> Hashable:
     # The defaults last: JAX audits each look at them, and at the code, for 0.4 us apiece.
     plain = (
         value.__closure__ is None
-        and not value.__dict__
+        and (not value.__dict__ or (len(value.__dict__) == 1 and JITTED in value.__dict__))
         and value.__defaults__ is None
         and value.__kwdefaults__ is None
     )
@@ -116,9 +119,10 @@ def _cell(keyer: Keyer, name: str, cell: types.CellType) -> Hashable:
 
 
 def _attributes(keyer: Keyer, attributes: dict[str, Any]) -> Hashable:
-    if not attributes:
+    own = [(name, item) for name, item in attributes.items() if name != JITTED]
+    if not own:
         return None
-    return frozenset([(name, keyer.at(".{}", name, item)) for name, item in attributes.items()])
+    return frozenset([(name, keyer.at(".{}", name, item)) for name, item in own])
 
 
 def hidden_node(keyer: Keyer, found: str) -> StaticValueError:

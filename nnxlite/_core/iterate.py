@@ -27,6 +27,7 @@ from nnxlite._core.kinds import (
     rebuild_value,
     value_children,
 )
+from nnxlite._core.modes import graph_flag
 from nnxlite._core.plan import Plan, plan_of
 from nnxlite._core.state import State
 from nnxlite._core.state_forms import map_state
@@ -57,6 +58,7 @@ def children_of(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
+@graph_flag
 def iter_graph(node: Any, /) -> Iterator[tuple[Path, Any]]:
     """Yields path and value of everything in an object graph, contents before their holder.
 
@@ -92,6 +94,7 @@ def iter_graph(node: Any, /) -> Iterator[tuple[Path, Any]]:
             stack.append(((*path, key), child, False))
 
 
+@graph_flag
 def iter_modules(node: Any, /) -> Iterator[tuple[Path, Any]]:
     """Yields path and Module for each module in an object or container, once each.
 
@@ -106,6 +109,7 @@ def iter_modules(node: Any, /) -> Iterator[tuple[Path, Any]]:
             yield path, value
 
 
+@graph_flag
 def iter_children(node: Any, /) -> Iterator[tuple[Any, Any]]:
     """Yields name and child for the objects and Variables that are attributes of an object.
 
@@ -118,6 +122,7 @@ def iter_children(node: Any, /) -> Iterator[tuple[Any, Any]]:
             yield key, child
 
 
+@graph_flag
 def iter_module_children(node: Any, /) -> Iterator[tuple[Any, Any]]:
     """Yields name and Module for the modules that are attributes of an object.
 
@@ -186,6 +191,7 @@ def _rebuilt(plan: Plan, leaves: list[Any]) -> Any:
     return assemble(plan.graphdef.skeleton, nodes, leaves, current_level())[0]
 
 
+@graph_flag
 def map(f: Callable[[Path, Any], Any], node: Any, /) -> Any:
     """Returns a copy of an object, or of a State, with each leaf replaced by `f(path, leaf)`.
 
@@ -211,6 +217,7 @@ def map(f: Callable[[Path, Any], Any], node: Any, /) -> Any:
     return _rebuilt(plan, leaves)
 
 
+@graph_flag
 def recursive_map(f: Callable[[Path, Any], Any], node: Any, /) -> Any:
     """Returns an object made bottom up by `f(path, x)` from copies of the nodes of another one.
 

@@ -101,12 +101,17 @@ def is_value(value: Any) -> bool:
 
 def has_data(value: Any) -> bool:
     """Tells whether a value is or contains a Variable, an array or an object."""
-    return _has_data(value, ())
+    return _holds(value, (VARIABLE, STATE, OBJECT, ARRAY), ())
 
 
-def _has_data(value: Any, above: tuple[Any, ...]) -> bool:
+def has_nodes(value: Any) -> bool:
+    """Tells whether a value is or contains a Variable, a State or an object."""
+    return _holds(value, (VARIABLE, STATE, OBJECT), ())
+
+
+def _holds(value: Any, kinds: tuple[int, ...], above: tuple[Any, ...]) -> bool:
     kind = kind_of(value)
-    if kind in (VARIABLE, STATE, OBJECT, ARRAY):
+    if kind in kinds:
         return True
     if is_graph_method(value):
         return True
@@ -118,7 +123,7 @@ def _has_data(value: Any, above: tuple[Any, ...]) -> bool:
         children = value.values()
     else:
         children = value_children(value)[2] if is_value(value) else ()
-    return any(_has_data(child, (*above, value)) for child in children)
+    return any(_holds(child, kinds, (*above, value)) for child in children)
 
 
 class Foreign:

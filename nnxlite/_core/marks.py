@@ -12,8 +12,9 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, dataclass_transform, overload
 
+from nnxlite._core.errors import StaticValueError
 from nnxlite._core.graph import AUTO, DATA, HELD_STATIC
-from nnxlite._core.kinds import ARRAY, has_data, register_kind
+from nnxlite._core.kinds import ARRAY, has_data, has_nodes, register_kind
 
 __all__ = [
     "Data",
@@ -47,6 +48,26 @@ class Marked:
 def unmarked(value: Any) -> tuple[Any, int]:
     """Returns a value, and what the user said of it as it was assigned."""
     return (value.value, value.mark) if type(value) is Marked else (value, AUTO)
+
+
+def check_mark(holder: Any, place: str, value: Any, mark: object) -> None:
+    """Raises if a value has to be static by its mark, and cannot be.
+
+    Args:
+      holder: The object that it is assigned to.
+      place: Where, such as "attribute 'rate'".
+      value: The value, without a mark of its own.
+      mark: What was said of the place, or of the value.
+    """
+    if mark == HELD_STATIC and has_nodes(value):
+        found = f"a {type(value).__name__}"
+        if isinstance(value, list | dict | tuple):
+            found += " that holds objects or Variables"
+        raise StaticValueError(
+            f"Cannot assign {found} to {place} of {type(holder).__name__}, which is marked static: "
+            "its state would be frozen into every trace. Say that it is data now, with "
+            "nnx.data(...) around the value, or take the mark away."
+        )
 
 
 def data(value: Any = _MISSING, /, **field: Any) -> Any:

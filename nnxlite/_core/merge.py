@@ -14,7 +14,7 @@ from nnxlite._core.split import Entry, Spot, leaf_entries, remember
 from nnxlite._core.state import State, walk
 from nnxlite._core.statedef import StateDef, kind_of_leaf
 from nnxlite._core.trace import FOREIGN_READS, current_level, record_foreign_read
-from nnxlite._core.values import normalized
+from nnxlite._core.values import normalized, own
 from nnxlite._core.variable import Variable
 from nnxlite._core.versions import structure_changed
 
@@ -58,7 +58,18 @@ def merge(graphdef: GraphDef[A], state: Any, /, *states: Any, copy: bool = False
         kinds, values = graphdef.leaves, [sources[which][place] for which, place in order]
     else:
         kinds, values = _collected(graphdef, given)
+    for number in _bare_arrays(graphdef):
+        values[number] = own(values[number])
     return build(graphdef, values, current_level(), kinds)[0][0]
+
+
+def _bare_arrays(graphdef: GraphDef[Any]) -> list[int]:
+    """Returns the numbers of the leaves that are bare arrays."""
+    found = graphdef.cache.get("bare arrays")
+    if found is None:
+        found = [n for n, kind in enumerate(graphdef.leaves) if kind is ARRAY_LEAF]
+        remember(graphdef, "bare arrays", found)
+    return found
 
 
 def _known_order(graphdef: GraphDef[Any], states: tuple[Any, ...]) -> list[tuple[int, int]] | None:
@@ -250,11 +261,11 @@ def _write(plan: Plan, spots: Sequence[Spot], kinds: Sequence[Leaf], values: Seq
                 insides[number] = leaf._flat()
             statedef, leaves = insides[number]
             if not isinstance(leaves[inner], Variable):
-                leaf._write(statedef.paths[inner], leaves[inner], value)
+                leaf._write(statedef.paths[inner], leaves[inner], own(value))
                 continue
             leaf = leaves[inner]
         if not isinstance(leaf, Variable):
-            leaf._value = value
+            leaf._value = own(value)
         elif kind is ARRAY_LEAF:
             leaf._value = normalized(value)
         else:

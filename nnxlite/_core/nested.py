@@ -8,6 +8,8 @@ or all int, and no mapping holds itself.
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from nnxlite._core.errors import Path, StructureError, format_path
 from nnxlite._core.trace import FOREIGN_READS, Level, record_foreign_read
 from nnxlite._core.variable import Variable
@@ -81,6 +83,8 @@ def _owned(
             value = _owned(value, (*path, key), level, holders)
         elif isinstance(value, Variable):
             value = copied(value, level)
+        elif isinstance(value, np.ndarray):
+            value = value.copy()  # it may be changed in place
         tree[key] = value
     return tree
 

@@ -98,6 +98,27 @@ def array_line(value: Any, *, values: bool = False) -> str:
     return f"{prefix}{shape}{_contents(value) if values else ''}"
 
 
+class Bare(str):
+    """Text that shows without quotes, to stand for the leaves of a tree."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def types_line(tree: Any) -> str:
+    """Returns one line with the containers of a tree, and the type of each array or number in it.
+
+    Example:
+      >>> types_line({"a": jnp.ones((2, 3)), "b": (1,)})
+      "{'a': float32[2,3], 'b': (int32[],)}"
+    """
+    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    texts = [Bare(f"{jnp.result_type(x)}[{','.join(map(str, jnp.shape(x)))}]") for x in leaves]
+    return " ".join(repr(jax.tree_util.tree_unflatten(treedef, texts)).split())
+
+
 def _contents(value: Any) -> str:
     if value.size > _FEW or not getattr(value, "is_fully_addressable", True):
         return ""

@@ -124,6 +124,33 @@ def place(value: Any, metadata: Mapping[str, Any]) -> Any:
     return put(value, spec if mesh is None else NamedSharding(mesh, spec))
 
 
+def sharding_of(shape: tuple[int, ...], metadata: Mapping[str, Any]) -> NamedSharding | None:
+    """Returns where an array of this shape would be: as its metadata says, else replicated.
+
+    Args:
+      shape: Of the array.
+      metadata: As for `place`.
+
+    Returns:
+      None where there is no mesh, or names are only kept.
+
+    Raises:
+      ValueError: As in `place`.
+    """
+    sharding = metadata.get("out_sharding")
+    if metadata.get("eager_sharding", _eager.get()) is False or isinstance(sharding, Format):
+        return None
+    mesh = getattr(sharding, "mesh", None) or metadata.get("mesh")
+    mesh = mesh or jax.sharding.get_abstract_mesh()
+    if mesh.empty or AxisType.Manual in mesh.axis_types:
+        return None
+    spec = PartitionSpec()
+    if sharding:
+        spec = partition_spec(sharding, metadata.get("sharding_rules", ()))
+        _placement(spec, shape, mesh)
+    return NamedSharding(mesh, spec)
+
+
 def _placement(spec: PartitionSpec, shape: tuple[int, ...], mesh: Any) -> Callable | None:
     """Returns the JAX function that places an array on axes of the kind that `spec` names."""
     if len(spec) > len(shape):
@@ -132,6 +159,8 @@ def _placement(spec: PartitionSpec, shape: tuple[int, ...], mesh: Any) -> Callab
             "per axis of the array."
         )
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if set(kinds.values()) == {AxisType.Manual}:  # inside shard_map the array is a part already
+        return None
     used = [name for entry in spec for name in _members(entry)]
     for name in used:
         if name not in kinds:
@@ -140,7 +169,7 @@ def _placement(spec: PartitionSpec, shape: tuple[int, ...], mesh: Any) -> Callab
                 "Translate it with nnx.logical_axis_rules or the metadata `sharding_rules`."
             )
     found = {kinds[name] for name in used} or set(kinds.values())
-    if AxisType.Manual in found:  # inside shard_map the array is a part already
+    if AxisType.Manual in found:
         return None
     if found == {AxisType.Auto}:
         return jax.lax.with_sharding_constraint

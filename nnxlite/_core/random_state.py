@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from nnxlite._core import iterate
 from nnxlite._core.errors import Path, format_path
 from nnxlite._core.filters import Everything, Filter, Predicate, to_predicate
+from nnxlite._core.modes import graph_flag, mode_flags
 from nnxlite._core.rngs import (
     Rngs,
     RngStream,
@@ -59,8 +60,6 @@ def split_rngs(
     splits: Splits,
     only: Filter = ...,
     squeeze: bool = False,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
 ) -> SplitBackups: ...
 @overload
 def split_rngs(
@@ -68,9 +67,8 @@ def split_rngs(
     splits: Splits,
     only: Filter = ...,
     squeeze: bool = False,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
 ) -> Callable[[F], F]: ...
+@mode_flags("It works in place; nnx.with_rngs(node, split=n) returns a copy.")
 def split_rngs(
     node: Any = _MISSING,
     /,
@@ -78,8 +76,6 @@ def split_rngs(
     splits: Splits,
     only: Filter = ...,
     squeeze: bool = False,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
 ) -> Any:
     """Gives the random streams of a graph one key per entry of a new leading axis.
 
@@ -91,8 +87,6 @@ def split_rngs(
       splits: The number of keys, or a shape.
       only: Which streams; the default is all.
       squeeze: Drop the new axis, with `splits=1`: one new key.
-      graph: Accepted if True or None; there is no other mode.
-      graph_updates: Accepted if True or None; there is no other mode.
 
     Returns:
       The backups, to be given to `restore_rngs` or used as a context manager; or a decorator.
@@ -112,9 +106,6 @@ def split_rngs(
       >>> shapes(rngs), rngs.params.key.shape
       ((3,), ())
     """
-    _refuse_flags(
-        "split_rngs", graph, graph_updates, "nnx.with_rngs(node, split=n) returns a copy."
-    )
     if squeeze and splits != 1:
         raise ValueError(f"squeeze=True needs splits=1, found splits={splits}.")
     predicate = to_predicate(only)
@@ -129,23 +120,18 @@ def fork_rngs(
     /,
     *,
     split: Splits | SplitsByFilter | None = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
 ) -> SplitBackups: ...
 @overload
 def fork_rngs(
     *,
     split: Splits | SplitsByFilter | None = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
 ) -> Callable[[F], F]: ...
+@mode_flags("It works in place; nnx.with_rngs(node, fork=...) returns a copy.")
 def fork_rngs(
     node: Any = _MISSING,
     /,
     *,
     split: Splits | SplitsByFilter | None = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
 ) -> Any:
     """Lets the random streams of a graph go on from new keys, in place.
 
@@ -156,8 +142,6 @@ def fork_rngs(
       node: The graph: an object, or a tuple, list or dict of objects.
       split: The number or shape of keys for each stream (None: one key), or a mapping of filters
         to it; then only the streams that match are forked.
-      graph: Accepted if True or None; there is no other mode.
-      graph_updates: Accepted if True or None; there is no other mode.
 
     Example:
       >>> rngs = nnx.Rngs(0)
@@ -166,9 +150,6 @@ def fork_rngs(
       >>> bool(inner == rngs())
       False
     """
-    _refuse_flags(
-        "fork_rngs", graph, graph_updates, "nnx.with_rngs(node, fork=...) returns a copy."
-    )
     rules = splits_by_predicate(split)
     if node is _MISSING:
         return _for_arguments(lambda arguments: _fork_all(arguments, rules))
@@ -184,8 +165,6 @@ def with_rngs(
     fork: Filter = None,
     broadcast: Splits | SplitsByFilter | None = None,
     only: Filter = True,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
 ) -> Tree: ...
 @overload
 def with_rngs(
@@ -194,9 +173,8 @@ def with_rngs(
     fork: Filter = None,
     broadcast: Splits | SplitsByFilter | None = None,
     only: Filter = True,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
 ) -> Callable[[F], F]: ...
+@mode_flags()
 def with_rngs(
     node: Any = _MISSING,
     /,
@@ -205,8 +183,6 @@ def with_rngs(
     fork: Filter = None,
     broadcast: Splits | SplitsByFilter | None = None,
     only: Filter = True,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
 ) -> Any:
     """Returns a copy of a graph whose random streams are split, broadcast or forked.
 
@@ -220,8 +196,6 @@ def with_rngs(
       fork: A filter, or a list of them, of the streams that go on from one new key.
       broadcast: As `split`, for streams whose keys shall all be equal.
       only: The streams that are looked at.
-      graph: Ignored; there is only one mode.
-      graph_updates: Ignored; the result is the same.
 
     Raises:
       ValueError: A stream matches two rules that both name more than `...`.
@@ -262,12 +236,12 @@ def with_rngs(
     return decorate
 
 
+@graph_flag
 def reseed(
     node: object,
     /,
     *,
     policy: Literal["scalars_only", "match_shape"] | ReseedPolicy = "scalars_only",
-    graph: bool | None = None,
     **stream_keys: ArrayLike | RngStream,
 ) -> None:
     """Starts the random streams of a graph anew, from given seeds or keys.
@@ -278,7 +252,6 @@ def reseed(
       node: The graph: an object, or a tuple, list or dict of objects.
       policy: What to do with a stream of many keys: raise (`"scalars_only"`), split the new key
         into that shape (`"match_shape"`), or call `(path, new key, shape) -> keys`.
-      graph: Ignored; there is only one mode.
       **stream_keys: A seed or key for each stream name.
 
     Raises:
@@ -416,14 +389,6 @@ def _for_arguments(enter: Callable[[Any], SplitBackups]) -> Callable[[F], F]:
         return wrapper  # type: ignore[return-value]  # wraps keeps the signature
 
     return decorate
-
-
-def _refuse_flags(name: str, graph: bool | None, graph_updates: bool | None, way_out: str) -> None:
-    if graph is False or graph_updates is False:
-        raise TypeError(
-            f"{name} always works on graphs and in place; found graph={graph}, "
-            f"graph_updates={graph_updates}. Leave them out. {way_out}"
-        )
 
 
 def _scalars_only(path: Path, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -10,6 +10,7 @@ mean something outside as well, whichever cached trace ran. A plain JAX transfor
 do so: a record made under it has another level, which is an error.
 """
 
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,30 +18,61 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nnxlite._core.errors import Path, TraceLevelError, format_path
-from nnxlite._core.extras import TRAVELLING, Nodes, travelling
-from nnxlite._core.graph import flatten
-from nnxlite._core.graphdef import node_paths
+from nnxlite._core.agreement import agreed
+from nnxlite._core.errors import Path, StructureError, TraceLevelError
+from nnxlite._core.extras import MAPPED, TRAVELLING, Nodes, Use, travelling
 from nnxlite._core.kinds import OBJECT, kind_of
+from nnxlite._core.owners import Owners, found
 from nnxlite._core.records import (
-    Below,
+    OF_OUTPUTS,
+    ONWARD,
+    WHOLE,
     Bundle,
     ById,
+    Entry,
     Given,
     Key,
     Label,
     Outcome,
     Record,
     Reduce,
+    Reduction,
     Stranger,
+    Total,
     Wanted,
+    same,
 )
 from nnxlite._core.scope import OUTPUTS
+from nnxlite._core.totals import (
+    Totalled,
+    check_growth,
+    constant_of,
+    is_scalar,
+    joined_in_loop,
+)
 from nnxlite._core.trace import current_level
 from nnxlite._core.variable import Variable
 
+UNDER_PLAIN_JAX = (
+    "under a plain JAX transform that stands between the capture and the module, and JAX gives no "
+    "way to hand the value out. Use the transform of nnxlite (nnx.jit, nnx.grad, nnx.vmap, "
+    "nnx.scan, ...) in its place, or capture inside of it and return the captured State."
+)
 
-class Recorder:
+
+LEFT_OUT = (
+    "a plain JAX transform, or a function with a derivative rule of its own, stands between the "
+    "capture and the methods, and gives no way to hand them out. Use the transform of nnxlite in "
+    "place of that of JAX."
+)
+
+LEFT_OUT_OF_LOOP = (
+    "{} is a loop whose number of steps is not known when it is compiled, so there is no room for "
+    "the outputs of all steps. nnx.scan stacks them."
+)
+
+
+class Recorder(Owners, Totalled):
     """Takes the records of one capture at one trace level. An `Extras`, so transforms thread it.
 
     Args:
@@ -48,7 +80,9 @@ class Recorder:
       init: Initial values of perturbations, by label and name.
       learning: Only note which perturbations are met, and record nothing.
       inner: Whether it stands in for another one inside a transform; then values wait to be joined.
-      cut_off: Whether a plain JAX transform stands between it and the capture.
+      cut_off: Why no value can be handed out from here to the capture, for messages; else empty.
+      loop: How messages call the loop whose body it works in, at its own level; else empty.
+      condition: How they call the condition that it works in; else empty.
     """
 
     def __init__(
@@ -58,66 +92,19 @@ class Recorder:
         *,
         learning: bool = False,
         inner: bool = False,
-        cut_off: bool = False,
+        cut_off: str = "",
+        loop: str = "",
+        condition: str = "",
     ) -> None:
+        super().__init__()
         self.wanted, self.learning = wanted, learning
         self.inner, self.cut_off = inner, cut_off
+        self.loop, self.condition = loop, condition
         self.init: dict[Label, dict[str, Any]] = {k: dict(v) for k, v in (init or {}).items()}
-        self.level = current_level()
         self.records: dict[Label, dict[Key, Record]] = {}
         self.met: dict[Label, dict[str, None]] = {}
-        self.skipped: dict[str, None] = {}
-        self.paths: dict[Label, Path] = {}
+        self.skipped: dict[str, str] = {}
         self._paths_inside: dict[Label, Path] = {}  # of the transform that is entered
-        # Objects are held, so that no other can get their identity.
-        self.owners: dict[int, tuple[Any, Label]] = {}
-        self.strangers: list[tuple[Stranger, Any]] = []
-        self._counts: dict[str, int] = {}
-
-    # Labels.
-
-    def know(self, owner: Any, label: Label) -> None:
-        """Gives an object a label."""
-        self.owners.setdefault(id(owner), (owner, label))
-
-    def label(self, owner: Any) -> Label:
-        """Returns the label of an object; one that is met for the first time is a stranger."""
-        found = self.owners.get(id(owner))
-        if found is None:
-            found = owner, self._new_stranger(type(owner).__name__, owner)
-            self.owners[id(owner)] = found
-        return found[1]
-
-    def _new_stranger(self, class_name: str, owner: Any = None) -> Stranger:
-        number = self._counts.get(class_name, 0)
-        self._counts[class_name] = number + 1
-        label = Stranger(class_name, number)
-        self.strangers.append((label, owner))
-        return label
-
-    def as_stranger(self, label: Label) -> Stranger:
-        """Returns a new label for an object whose place in the root is another's by now."""
-        owner = next(owner for owner, known in self.owners.values() if known == label)
-        return self._new_stranger(type(owner).__name__, owner)
-
-    def path_of(self, owner: Any) -> Path:
-        """Returns the path of an object from the root; that of a stranger is its class name."""
-        _, label = self.owners.get(id(owner), (None, None))
-        path = self._path(label)
-        return (type(owner).__name__,) if path is None else path
-
-    def _path(self, label: Label | None) -> Path | None:
-        return label if type(label) is tuple else self.paths.get(label)  # type: ignore[arg-type]
-
-    def describe(self, owner: Any) -> str:
-        """Writes which object it is, for messages."""
-        _, label = self.owners.get(id(owner), (None, None))
-        path, name = self._path(label), type(owner).__name__
-        return name if path is None else f"{format_path(path)} ({name})"
-
-    def _text(self, label: Label) -> str:
-        path = self._path(label)
-        return getattr(label, "class_name", "a module") if path is None else format_path(path)
 
     # Records.
 
@@ -139,14 +126,56 @@ class Recorder:
         if self.learning:
             return
         key = Key(self.wanted.place_of(kind) or kind, name)
-        records = self.records.setdefault(label, {})
-        if key not in records:
-            records[key] = Record(kind, reduce, init(), ())
-        self._more(records, key, (value,))
+        if self.condition:
+            raise self._in_condition(self.describe(owner), name)
+        record = self.records.setdefault(label, {}).get(key)
+        if record is None or record.reduce is None:
+            made = Record(kind, reduce, None, ())
+            if self.inner and made.accumulates:
+                start, constant = constant_of(init)
+                made = made._replace(start=start, constant=constant)
+            else:
+                made = made._replace(start=init())
+            if record is not None:  # it was handed in
+                made = made._replace(start=record.start, total=True)
+            record = made
+        self._join(lambda: self.describe(owner), label, key, record, (value,))
 
-    def _more(self, records: dict[Key, Record], key: Key, values: Sequence[Any]) -> None:
-        record = records[key]
-        records[key] = record.with_more(values) if self.inner else record.joined_to(values)
+    def _join(
+        self,
+        who: Callable[[], str],
+        label: Label,
+        key: Key,
+        record: Record,
+        values: Sequence[Any],
+    ) -> None:
+        """Puts a record with more values in its place."""
+        if (self.loop or self.condition) and record.reduce in OF_OUTPUTS:
+            return self.leave_out(f"{who()}.{key.name}")
+        if self.loop:
+            joined = joined_in_loop(self.loop, who, key.name, record, values)
+        elif self.inner:
+            joined = record.with_more(values)
+        else:
+            joined = record.joined_to(values)
+        self.records.setdefault(label, {})[key] = joined
+        return None
+
+    def _in_condition(self, who: str, name: str) -> StructureError:
+        return StructureError(
+            f"{self.condition}: {who} sows {name!r} in the condition of a loop, which hands out a "
+            "boolean alone. Sow in the body."
+        )
+
+    def leave_out(self, output: str) -> None:
+        """Notes that the output of a method is not recorded."""
+        loop = self.loop or self.condition
+        self.skipped[output] = LEFT_OUT_OF_LOOP.format(loop) if loop else LEFT_OUT
+
+    @property
+    def takes_outputs(self) -> bool:
+        """Whether outputs of methods can be recorded here."""
+        return self.at_its_level() and not self.loop and not self.condition
 
     def meet(self, owner: Any, name: str) -> str:
         """Notes that an object perturbs a value, and returns the name it goes by.
@@ -169,19 +198,14 @@ class Recorder:
     def check_level(self, what: Callable[[], str]) -> None:
         """Raises if the running trace is another than the recorder's."""
         if not self.at_its_level():
-            raise TraceLevelError(
-                f"{what()} happens under a plain JAX transform that stands between the capture and "
-                "the module, and JAX gives no way to hand the value out. Use the transform of "
-                "nnxlite (nnx.jit, nnx.grad, nnx.vmap, nnx.scan, ...) in its place, or capture "
-                "inside of it and return the captured State."
-            )
+            raise TraceLevelError(f"{what()} happens {self.cut_off or UNDER_PLAIN_JAX}")
 
     # As an Extras: outside of a transform.
 
     def key(self) -> Hashable:
         return self.wanted, self.learning
 
-    def inputs(self, nodes: Nodes) -> Bundle:
+    def inputs(self, nodes: Nodes, use: Use = MAPPED) -> Bundle:
         numbers = {id(owner): n for n, node in enumerate(nodes) if (owner := node()) is not None}
         places: dict[Label, Label] = {
             label: numbers[number] if number in numbers else ById(owner)
@@ -196,10 +220,11 @@ class Recorder:
         paths = {
             places[label]: path
             for label in places
-            if label in known and (path := self._path(label)) is not None
+            if label in known and (path := self.path(label)) is not None
         }
         self._paths_inside = paths
         running = [(numbers[n], method) for n, method in OUTPUTS.running if n in numbers]
+        totals = list(self._totals(places, use))
         given = Given(
             tuple((places[label], name) for label, name in self._sent()),
             tuple(n for number, n in numbers.items() if number not in self.owners),
@@ -208,9 +233,25 @@ class Recorder:
             ),
             tuple(paths.items()) if self.wanted.filter is not None else (),
             tuple(sorted(running)),
-            not self.at_its_level(),
+            self.cut_off or ("" if self.at_its_level() else UNDER_PLAIN_JAX),
+            tuple(total for total, _ in totals),
+            use.loop,
+            use.condition or self.condition,
         )
-        return Bundle(given, [self.init[label][name] for label, name in self._sent()])
+        values = [self.init[label][name] for label, name in self._sent()]
+        return Bundle(given, [*values, *(start for _, start in totals)])
+
+    def _totals(self, places: Mapping[Label, Label], use: Use) -> Iterator[tuple[Total, Any]]:
+        """Yields what values inside are to be joined to, of what was recorded before."""
+        if not (use.loop or use.once) or not self.at_its_level():
+            return
+        for label, records in self.records.items():
+            for key, record in records.items():
+                if label not in places or not (record.accumulates or record.reduce is None):
+                    continue
+                joined = record.joined_to(record.values)
+                if use.loop or joined.total or joined.steady:
+                    yield Total(places[label], key, record.kind, False), joined.start
 
     def _sent(self) -> list[tuple[Label, str]]:
         """Lists the perturbations to hand in: all but those of strangers that are gone."""
@@ -221,8 +262,29 @@ class Recorder:
             (label, n) for label, named in self.init.items() for n in named if label not in gone
         ]
 
+    def later(self) -> "Callable[[], Recorder]":
+        wanted, learning, paths = self.wanted, self.learning, self._paths_inside
+        owners = [(weakref.ref(owner), label) for owner, label in self.owners.values()]
+
+        def stand_in() -> Recorder:
+            made = Recorder(wanted, learning=learning)
+            made._paths_inside = paths
+            for ref, label in owners:
+                if (owner := ref()) is not None:
+                    made.know(owner, label)
+            return made
+
+        return stand_in
+
     def learner(self) -> "Recorder":
-        learner = Recorder(self.wanted, learning=True, inner=self.inner, cut_off=self.cut_off)
+        learner = Recorder(
+            self.wanted,
+            learning=True,
+            inner=self.inner,
+            cut_off=self.cut_off,
+            loop=self.loop,
+            condition=self.condition,
+        )
         learner.owners, learner.strangers = dict(self.owners), list(self.strangers)
         learner._counts, learner.paths = dict(self._counts), self.paths
         if self.wanted.each:  # the names it gives have to be those that this one will give
@@ -247,30 +309,60 @@ class Recorder:
 
     def deliver(self, outputs: Bundle, nodes: Nodes) -> None:
         outcome: Outcome = outputs.about
-        self.skipped |= dict.fromkeys(outcome.skipped)
+        self.skipped |= dict(outcome.skipped)
         if not self.at_its_level():
             return  # nothing was recorded
         known: dict[Label, Label] = {}
         for label, origin in outcome.strangers:
-            owner = _found(origin, nodes)
+            owner = found(origin, nodes)
             known[label] = (
-                self._new_stranger(label.class_name) if owner is None else self.label(owner)
+                self.new_stranger(label.class_name) if owner is None else self.label(owner)
             )
         for label, names in outcome.met:
             self.met.setdefault(self._outer(label, nodes, known), {})[names] = None
-        for (label, key, kind, reduce), (start, values) in zip(
-            outcome.entries, outputs.values, strict=True
-        ):
-            records = self.records.setdefault(self._outer(label, nodes, known), {})
-            records.setdefault(key, Record(kind, reduce, start, ()))
-            self._more(records, key, values)
+        for entry, (start, values) in zip(outcome.entries, outputs.values, strict=True):
+            self._take(self._outer(entry.label, nodes, known), entry, start, values)
+
+    def _take(self, label: Label, entry: Entry, start: Any, values: Sequence[Any]) -> None:
+        """Takes one record from inside a transform."""
+        key, reduce = entry.key, entry.reduce.function
+        records = self.records.setdefault(label, {})
+        before = records.get(key)
+        made = Record(entry.kind, reduce, start, (), entry.constant)
+        if not entry.total and is_scalar(entry.constant):  # then no axis of a map belongs in front
+            made = made._replace(start=entry.constant.value)
+        if before is not None and before.reduce is None:  # it was handed in
+            before = made._replace(start=before.start, total=True)
+
+        def who() -> str:
+            return self.describe_label(label)
+
+        if self.condition and reduce not in OF_OUTPUTS:
+            raise self._in_condition(who(), key.name)
+        if entry.total and reduce is same:  # a perturbation, the same at each step
+            self._join(who, label, key, before or made._replace(start=None), (start,))
+        elif entry.total == ONWARD:
+            assert before is not None, "it was handed in"
+            if self.loop and before.total:
+                check_growth(self.loop, who, key.name, before.start, start)
+            records[key] = before._replace(start=start, values=(), total=True)
+        elif entry.total == WHOLE:
+            if before is not None:
+                raise StructureError(
+                    f"{who()} sows {key.name!r} in a loop, and did so before in the same capture, "
+                    "and a transform in between does not hand the total on. Sow under two names, "
+                    "or sow the total that the loop returns, once, outside of it."
+                )
+            records[key] = made._replace(total=True)
+        else:
+            self._join(who, label, key, before or made, values)
 
     def _outer(self, label: Label, nodes: Nodes, known: dict[Label, Label]) -> Label:
         """Returns the label, out here, of what has this one inside."""
         if label not in known:
-            owner = _found(label, nodes)
+            owner = found(label, nodes)
             known[label] = (
-                self._new_stranger(label.class_name)  # type: ignore[union-attr]  # a dead `ById`
+                self.new_stranger(label.class_name)  # type: ignore[union-attr]  # a dead `ById`
                 if owner is None
                 else self.label(owner)
             )
@@ -281,7 +373,14 @@ class Recorder:
     @contextmanager
     def inside(self, inputs: Bundle, nodes: Nodes) -> Iterator[Callable[[], Bundle]]:
         given: Given = inputs.about
-        inner = Recorder(self.wanted, learning=self.learning, inner=True, cut_off=given.cut_off)
+        inner = Recorder(
+            self.wanted,
+            learning=self.learning,
+            inner=True,
+            cut_off=given.cut_off,
+            loop=given.loop,
+            condition=given.condition,
+        )
         clones = [node() for node in nodes]
         unknown = {n: clones[n] for n in given.unknown}
         for number, clone in enumerate(clones):
@@ -289,48 +388,44 @@ class Recorder:
                 inner.know(clone, number)
         for owner, _ in self.owners.values():
             inner.know(owner, ById(owner))
-        for (label, name), value in zip(given.init, inputs.values, strict=True):
+        for (label, name), value in zip(given.init, inputs.values, strict=False):
             inner.init.setdefault(label, {})[name] = value
+        for total, value in zip(given.totals, self.totals(inputs), strict=True):
+            handed_in = Record(total.kind, None, value, (), None, True)
+            inner.records.setdefault(total.label, {})[total.key] = handed_in
         for label, name in given.taken:
             inner.met.setdefault(label, {})[name] = None
         taken = set(given.taken)
         inner.paths = dict(given.paths) or self._paths_inside
         with _running({(id(clones[n]), method) for n, method in given.running}), travelling(inner):
-            yield lambda: inner.outcome(clones, unknown, taken)
+            onward = {(x.label, x.key) for x in given.totals if not x.fresh}
+            yield lambda: inner.outcome(clones, unknown, taken, onward)
 
     def outcome(
-        self, clones: list[Any], unknown: Mapping[int, Any], taken: set[tuple[Label, str]]
+        self,
+        clones: list[Any],
+        unknown: Mapping[int, Any],
+        taken: set[tuple[Label, str]],
+        onward: set[tuple[Label, Key]],
     ) -> Bundle:
         """Packs what was recorded in a body, in labels that mean something outside of it."""
         entries, values = [], []
         for label, records in self.records.items():
             for key, record in records.items():
-                entries.append((label, key, record.kind, record.reduce))
+                total = (ONWARD if (label, key) in onward else WHOLE) if record.total else ""
+                reduce = Reduction(record.reduce)
+                entries.append(Entry(label, key, record.kind, reduce, record.constant, total))
                 values.append((record.start, record.values))
         met = [(label, name) for label, names in self.met.items() for name in names]
         outcome = Outcome(
             tuple(entries),
             tuple(pair for pair in met if pair not in taken),
-            tuple(self._origins(clones, unknown)),
-            tuple(self.skipped),
+            tuple(self.origins(clones, unknown)),
+            tuple(self.skipped.items()),
         )
         return Bundle(outcome, values)
 
-    def _origins(
-        self, clones: list[Any], unknown: Mapping[int, Any]
-    ) -> Iterator[tuple[Stranger, Any]]:
-        numbers = {id(clone): n for n, clone in unknown.items()}
-        paths: dict[int, Below] | None = None
-        for label, owner in self.strangers:
-            if id(owner) in numbers:
-                yield label, numbers[id(owner)]
-            elif owner is None:
-                yield label, None
-            elif owner._level is not None and owner._level != self.level:
-                yield label, ById(owner)
-            else:  # it was made here, and may have become part of an argument
-                paths = _places_below(clones) if paths is None else paths
-                yield label, paths.get(id(owner)) or ById(owner)
+    agreed = staticmethod(agreed)
 
 
 @contextmanager
@@ -341,39 +436,6 @@ def _running(calls: set[tuple[int, str]]) -> Iterator[None]:
         yield
     finally:
         OUTPUTS.running -= new
-
-
-def _places_below(clones: list[Any]) -> dict[int, Below]:
-    """Returns where each object is that hangs on the clones by now, by identity."""
-    holders = {n: clone for n, clone in enumerate(clones) if kind_of(clone) == OBJECT}
-    found: dict[int, Below] = {}
-    for number, holder in holders.items():
-        for path, owner in object_paths(holder):
-            found.setdefault(id(owner), Below(number, path))
-    return found
-
-
-def object_paths(root: Any) -> list[tuple[Path, Any]]:
-    """Returns the path of each object at and below `root`, each once."""
-    flat = flatten((root,))
-    skeleton = flat.graphdef.skeleton
-    paths = node_paths(skeleton, [((), skeleton.roots[0])])
-    return [
-        (path, flat.nodes[number])
-        for number, path in paths.items()
-        if kind_of(flat.nodes[number]) == OBJECT
-    ]
-
-
-def _found(origin: Any, nodes: Nodes) -> Any:
-    """Returns the object that a label of the inside speaks of, None if it is gone."""
-    if type(origin) is int:
-        return nodes[origin]()
-    if type(origin) is ById:
-        return origin.ref()
-    if type(origin) is Below:
-        return next((x for p, x in object_paths(nodes[origin.node]()) if p == origin.path), None)
-    return None
 
 
 def recorders() -> tuple[Recorder, ...]:

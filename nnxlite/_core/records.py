@@ -30,6 +30,16 @@ def only(_: Any, value: Any) -> Any:
     return value
 
 
+def append_output(records: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    """The way to keep outputs of methods: as `append`, where nothing else is asked for."""
+    return (*records, value)
+
+
+def only_output(_: Any, value: Any) -> Any:
+    """The way to keep outputs of methods that have a name of their own each."""
+    return value
+
+
 def same(before: Any, value: Any) -> Any:
     """Joins perturbations of one name: they are one, and shapes have to agree."""
     if before is None:
@@ -50,7 +60,11 @@ def shapes_of(tree: Any) -> Any:
     return shapes[0] if treedef == jax.tree.structure(0) else (treedef, *shapes)
 
 
-_EARLY = (only, same)  # joined where they are recorded, however deep
+OF_OUTPUTS = (append_output, only_output)
+"""How values are kept that nobody sowed; where there is no room for them, they are left out."""
+
+_EARLY = (only, only_output, same)  # joined where they are recorded, however deep
+_GROWING = (append, append_output)
 
 
 class Wanted(NamedTuple):
@@ -131,28 +145,43 @@ class Record(NamedTuple):
 
     Attributes:
       kind: The kind of Variable it becomes.
-      reduce: How values are joined.
+      reduce: How values are joined; None until the first value says so, if it was handed in.
       start: What the values are joined to.
       values: Inside a transform, what waits to be joined outside of it.
+      constant: `start` as a static value, inside a transform, if it is one (see `totals.py`).
+      total: Whether a loop has joined values to `start`, which keeps its type then.
+      steady: Whether the last value joined without a change of structure.
     """
 
     kind: type[Variable]
-    reduce: Reduce
+    reduce: Any
     start: Any
     values: tuple[Any, ...]
+    constant: Any = None
+    total: bool = False
+    steady: bool = False
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a `reduce_fn` of the user's joins the values."""
+        return self.reduce is not None and self.reduce not in (*_EARLY, *_GROWING)
 
     def joined_to(self, values: Sequence[Any]) -> "Record":
         """Returns the record with more values, joined."""
-        start = self.start
+        start, steady = self.start, self.steady
         for value in values:
+            before = start
             if _is_abstract((start, value)):  # recorded inside of nnx.eval_shape
                 start = jax.eval_shape(self.reduce, start, value)
             else:
                 start = self.reduce(start, value)
-        return self._replace(start=start)
+            steady = jax.tree.structure(before) == jax.tree.structure(start)
+        return self._replace(start=start, steady=steady)
 
     def with_more(self, values: Sequence[Any]) -> "Record":
         """Returns the record with more values, which wait."""
+        if self.total:
+            return self.joined_to(values)
         if self.reduce in _EARLY:
             kept = self._replace(start=self.values[0] if self.values else None, values=())
             return kept._replace(start=None, values=(kept.joined_to(values).start,))
@@ -172,7 +201,10 @@ class Given(NamedTuple):
       taken: Labels and names in use, where each value has a name of its own.
       paths: Labels and paths, where a filter asks for them.
       running: Nodes and methods under way, whose outputs are recorded by those.
-      cut_off: Whether a plain JAX transform stands between the capture and the transform.
+      cut_off: Why no value can be handed out to the capture; empty if it can.
+      totals: What is handed in to be joined to, after the perturbations in the order of the arrays.
+      loop: How messages call the body of a loop, if that is the function; it has room for totals.
+      condition: How they call the condition of one, which can hand out nothing.
     """
 
     init: tuple[tuple[Label, str], ...]
@@ -180,24 +212,85 @@ class Given(NamedTuple):
     taken: tuple[tuple[Label, str], ...]
     paths: tuple[tuple[Label, Path], ...]
     running: tuple[tuple[int, str], ...]
-    cut_off: bool
+    cut_off: str
+    totals: "tuple[Total, ...]" = ()
+    loop: str = ""
+    condition: str = ""
+
+
+class Total(NamedTuple):
+    """A record that is handed in.
+
+    Attributes:
+      label: Whose it is.
+      key: Which one.
+      kind: Of its Variable.
+      fresh: Whether it began in the loop that hands it in.
+    """
+
+    label: Label
+    key: Key
+    kind: type[Variable]
+    fresh: bool
+
+
+class Reduction:
+    """How values are joined, as static data: functions with the same code count as the same."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Reduce | None) -> None:
+        self.function = function
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Reduction and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> Hashable:
+        return getattr(self.function, "__code__", self.function)
+
+
+WHOLE, ONWARD = "whole", "onward"
+
+
+class Entry(NamedTuple):
+    """One record that is handed out.
+
+    Attributes:
+      label: Whose it is.
+      key: Which one.
+      kind: Of its Variable.
+      reduce: How values are joined.
+      constant: What it starts from, as for `Record`.
+      total: Empty if values wait to be joined; `WHOLE` if they are joined, `ONWARD` if they are to
+        what was handed in.
+    """
+
+    label: Label
+    key: Key
+    kind: type[Variable]
+    reduce: Reduction
+    constant: Any = None
+    total: str = ""
 
 
 class Outcome(NamedTuple):
     """The static half of what comes out of a transform.
 
     Attributes:
-      entries: Label, key, kind and reduction of each record, in the order of the arrays.
+      entries: The records, in the order of the arrays.
       met: Labels and names of the perturbations that were met.
       strangers: In the order met, each label and where the object is, if it lives on: a node
         number, `ById` or `Below`.
-      skipped: Outputs that were left out.
+      skipped: Outputs that were left out, and why.
     """
 
-    entries: tuple[tuple[Label, Key, type[Variable], Reduce], ...]
+    entries: tuple[Entry, ...]
     met: tuple[tuple[Label, str], ...]
     strangers: tuple[tuple[Stranger, Any], ...]
-    skipped: tuple[str, ...]
+    skipped: tuple[tuple[str, str], ...]
 
 
 class Bundle:
@@ -210,7 +303,7 @@ class Bundle:
 
     def names(self) -> list[str]:
         """Names what an `Outcome` describes, for messages."""
-        return [f"{kind.__name__} {key.name!r}" for _, key, kind, _ in self.about.entries]
+        return [f"{each.kind.__name__} {each.key.name!r}" for each in self.about.entries]
 
 
 jax.tree_util.register_pytree_node(

@@ -122,7 +122,7 @@ def add_axis(tree: Any, index: int, transform_metadata: Mapping[str, Any]) -> An
       ('layers', 'data', None)
     """
     name = transform_metadata.get(PARTITION_NAME)
-    for variable in _variables(tree):
+    for variable in _with_named_axes(tree, transform_metadata):
         at = _position(variable, index)
         for field, entry in _fields(transform_metadata).items():
             names = _names(variable, field)
@@ -154,7 +154,7 @@ def remove_axis(tree: Any, index: int, transform_metadata: Mapping[str, Any]) ->
       ('data', None)
     """
     name = transform_metadata.get(PARTITION_NAME)
-    for variable in _variables(tree):
+    for variable in _with_named_axes(tree, transform_metadata):
         at = _position(variable, index)
         for field, entry in _fields(transform_metadata).items():
             names = _names(variable, field)
@@ -213,6 +213,17 @@ def _position(variable: Variable, index: int) -> int:
             "value is no array. Use an index from the start."
         )
     return index + rank + 1
+
+
+def _with_named_axes(tree: Any, transform_metadata: Mapping[str, Any]) -> list[Variable]:
+    """Returns the Variables that have names of axes, or hooks that want to know of them."""
+    hooks = ("on_add_axis", "on_remove_axis")
+    return [
+        variable
+        for variable in _variables(tree)
+        if any(_names(variable, field) is not None for field in _fields(transform_metadata))
+        or any(name in variable._meta.mapping or name in variable._class_hooks for name in hooks)
+    ]
 
 
 def _variables(tree: Any) -> list[Variable]:

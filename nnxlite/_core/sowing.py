@@ -25,7 +25,9 @@ from nnxlite._core.recording import Recorder, recorders
 from nnxlite._core.records import (
     Reduce,
     append,
+    append_output,
     only,
+    only_output,
     same,
     shapes_of,
 )
@@ -76,6 +78,8 @@ def perturb(owner: Any, name: str, value: Any, kind: type[Variable] | str = Pert
         if not (wanted.has_init or wanted.each or recorder.wants(kind)):
             continue
         recorder.check_level(lambda: f"perturb({name!r}) in {recorder.describe(owner)}")  # noqa: B023
+        if recorder.condition:  # a boolean has no gradient
+            continue
         value = _values(value)
         if wanted.each:
             value = _perturb_each(recorder, owner, _checked(name, "perturb"), value)
@@ -108,7 +112,9 @@ def _perturb(recorder: Recorder, owner: Any, name: str, value: Any, kind: type[V
     return value
 
 
-def _perturb_each(recorder: Recorder, owner: Any, name: str, value: Any) -> Any:
+def _perturb_each(
+    recorder: Recorder, owner: Any, name: str, value: Any, reduce: Reduce = only
+) -> Any:
     """Perturbs and records a value under a name of its own, if there is a float in it."""
     if not any(map(_is_float, jax.tree.leaves(value))):
         return value
@@ -125,7 +131,7 @@ def _perturb_each(recorder: Recorder, owner: Any, name: str, value: Any) -> Any:
             value,
             is_leaf=lambda added: added is None,
         )
-    recorder.add(owner, Intermediate, name, value, only, lambda: None)
+    recorder.add(owner, Intermediate, name, value, reduce, lambda: None)
     return value
 
 
@@ -194,12 +200,12 @@ def record_output(owner: Any, method: str, output: Any) -> Any:
         chosen: Any = wanted.filter
         if chosen is not None and not chosen((*recorder.path_of(owner), method), owner):
             continue
-        if not recorder.at_its_level():
-            recorder.skipped[f"{recorder.describe(owner)}.{method}"] = None
+        if not recorder.takes_outputs:
+            recorder.leave_out(f"{recorder.describe(owner)}.{method}")
         elif wanted.each:
-            output = _perturb_each(recorder, owner, method, output)
+            output = _perturb_each(recorder, owner, method, output, only_output)
         else:
-            recorder.add(owner, wanted.outputs, method, output, append, tuple)
+            recorder.add(owner, wanted.outputs, method, output, append_output, tuple)
     return output
 
 

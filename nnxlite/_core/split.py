@@ -11,6 +11,7 @@ from nnxlite._core import filters as filterlib
 from nnxlite._core.errors import Path, StructureError
 from nnxlite._core.filters import Filter, filters_to_predicates
 from nnxlite._core.graphdef import ARRAY_LEAF, GraphDef, Leaf
+from nnxlite._core.modes import graph_flag
 from nnxlite._core.plan import Plan, plan_of
 from nnxlite._core.state import State
 from nnxlite._core.state_forms import select, unmatched_error
@@ -27,13 +28,14 @@ Spot = tuple[int, int | None]
 MAX_CACHED = 64
 
 
-def split(node: Any, /, *filters: Filter) -> Any:
+def split(node: Any, /, *filters: Filter, graph: bool | None = None) -> Any:
     """Splits an object into its `GraphDef` and one State per filter.
 
     Args:
       node: An object, or a container of objects. Not changed.
       *filters: Each leaf goes to the first filter that matches; without filters all go to one
         State.
+      graph: Ignored; there is only one mode.
 
     Returns:
       `(graphdef, state, ...)`. The States hold Variables of their own: a snapshot.
@@ -51,8 +53,12 @@ def split(node: Any, /, *filters: Filter) -> Any:
     return plan.graphdef, *states_of(plan, filters or (...,), partial=False)
 
 
-def graphdef(node: A, /) -> GraphDef[A]:
+def graphdef(node: A, /, *, graph: bool | None = None) -> GraphDef[A]:
     """Returns the static half of an object; equal for objects of equal structure.
+
+    Args:
+      node: An object, or a container of objects.
+      graph: Ignored; there is only one mode.
 
     Example:
       >>> nnx.graphdef(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))  # doctest: +ELLIPSIS
@@ -61,10 +67,15 @@ def graphdef(node: A, /) -> GraphDef[A]:
     return plan_of(node).graphdef
 
 
-def state(node: Any, /, *filters: Filter) -> Any:
+def state(node: Any, /, *filters: Filter, graph: bool | None = None) -> Any:
     """Returns the State of an object, or one State per filter; what matches none is left out.
 
     The States hold Variables of their own: writing them does not change `node`; see `update`.
+
+    Args:
+      node: An object, or a container of objects.
+      *filters: As for `split`.
+      graph: Ignored; there is only one mode.
 
     Example:
       >>> nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)["kernel"].shape
@@ -74,6 +85,7 @@ def state(node: Any, /, *filters: Filter) -> Any:
     return states if len(filters) > 1 else states[0]
 
 
+@graph_flag
 def variables(node: Any, /, *filters: Filter) -> Any:
     """Returns the State of the Variables of an object, as `state` does, without bare arrays.
 

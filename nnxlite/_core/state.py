@@ -44,6 +44,7 @@ from nnxlite._core.trace import (
     current_level,
 )
 from nnxlite._core.treescope_view import treescope_repr
+from nnxlite._core.values import own
 from nnxlite._core.variable import Variable
 from nnxlite._core.versions import structure_changed
 
@@ -99,10 +100,16 @@ class State(MutableMapping[Hashable, Any]):
 
     @classmethod
     def _make(cls, values: Iterable[Any], statedef: StateDef, level: Level) -> "State":
-        """Makes a State around a list of values, without copies or checks."""
+        """Makes a State around a list of values, without checks.
+
+        Of bare arrays those of NumPy are copied: a State hands them out, to be changed in place.
+        """
         self = object.__new__(cls)
         _init(self, level, None)
-        self._values, self._statedef = list(values), statedef
+        own_values = list(values)
+        for number in statedef.arrays:
+            own_values[number] = own(own_values[number])
+        self._values, self._statedef = own_values, statedef
         return self
 
     # The two forms.

@@ -10,12 +10,19 @@ from nnxlite._core.variable import Variable
 
 
 class StateDef:
-    """Paths and kinds of a State's leaves, in sorted order; interned, compared by identity."""
+    """Paths and kinds of a State's leaves, in sorted order; interned, compared by identity.
 
-    __slots__ = ("__weakref__", "leaves", "paths")
+    Attributes:
+      paths: Of the leaves.
+      leaves: Their kinds.
+      arrays: The numbers of those that are bare arrays.
+    """
+
+    __slots__ = ("__weakref__", "arrays", "leaves", "paths")
 
     paths: tuple[Path, ...]
     leaves: tuple[Leaf, ...]
+    arrays: tuple[int, ...]
 
     @staticmethod
     def of(paths: tuple[Path, ...], leaves: tuple[Leaf, ...]) -> "StateDef":
@@ -24,6 +31,7 @@ class StateDef:
         if found is None:
             new = StateDef()
             new.paths, new.leaves = paths, leaves
+            new.arrays = tuple([n for n, kind in enumerate(leaves) if kind is ARRAY_LEAF])
             found = _STATEDEFS.add(new)
         return found
 

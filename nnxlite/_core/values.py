@@ -4,6 +4,9 @@ Python numbers become arrays and weak types become strong ones, so that a value 
 the start, in eager and in jitted code, and setting it again does not retrace. Containers are
 copied on the way in and out, so that changing a value always goes through its Variable. All else
 is kept as it is: shapes, shardings, labels, whatever JAX programs put in the place of a value.
+
+A NumPy array is kept too, and shared by Variables and States as arrays of JAX are; but it can be
+changed in place, so what is handed out is a copy. Who gives one leaves it to the Variable.
 """
 
 from collections.abc import Callable
@@ -28,11 +31,19 @@ def normalized(value: Any) -> Any:
     return role(value)
 
 
-def own_containers(value: Any) -> Any:
-    """Returns `value`, with new containers if it is a container."""
-    if _ROLES.get(type(value)) is _tree:
-        return jax.tree.map(_itself, value)
-    return value
+def own(value: Any) -> Any:
+    """Returns `value` for the caller to change: containers and NumPy arrays are copied."""
+    role = _ROLES.get(type(value))
+    if role is _tree:
+        return jax.tree.map(own, value)
+    return value.copy() if role is _numpy else value
+
+
+def view_of(value: np.ndarray) -> np.ndarray:
+    """Returns a view of an array that refuses to be changed."""
+    view = value.view()
+    view.flags.writeable = False
+    return view
 
 
 def _role(value: Any) -> Callable[[Any], Any]:
@@ -40,12 +51,18 @@ def _role(value: Any) -> Callable[[Any], Any]:
         return _taken
     if isinstance(value, jax.Array):
         return _strong
+    if isinstance(value, np.ndarray):
+        return _numpy
     if value is None or jax.tree_util.all_leaves((value,)):
         return _itself
     return _tree
 
 
 def _itself(value: Any) -> Any:
+    return value
+
+
+def _numpy(value: np.ndarray) -> np.ndarray:
     return value
 
 
@@ -76,7 +93,7 @@ _ROLES: dict[type, Callable[[Any], Any]] = {
     list: _tree,
     tuple: _tree,
     dict: _tree,
-    np.ndarray: _itself,
+    np.ndarray: _numpy,
     str: _itself,
     jax.ShapeDtypeStruct: _itself,
 }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import jax
+import numpy as np
 from jax.tree_util import GetAttrKey
 
 from nnxlite._core import render
@@ -43,7 +44,7 @@ from nnxlite._core.trace import (
     record_foreign_read,
 )
 from nnxlite._core.treescope_view import treescope_repr
-from nnxlite._core.values import normalized, own_containers, with_part
+from nnxlite._core.values import normalized, own, view_of, with_part
 
 __all__ = [
     "BatchStat",
@@ -155,12 +156,16 @@ class Variable(Arithmetic, Described, Generic[A], metaclass=_Slotted):
         return variable
 
     def get_value(self, *, index: Any = _MISSING) -> Any:
-        """Returns the value, or the part of it at `index`, after the `on_get_value` hooks."""
+        """Returns the value, or the part of it at `index`, after the `on_get_value` hooks.
+
+        Containers and NumPy arrays come as copies, which the caller may change.
+        """
         if FOREIGN_READS.recorders:
             record_foreign_read(self)
-        value = own_containers(self._value)
+        value: Any = self._value
         if index is not _MISSING and index is not ...:
             value = value[index]
+        value = own(value)
         if self._meta.hooks or self._class_hooks:
             for hook in hooks_of(self, "on_get_value"):
                 value = hook(self, value)
@@ -194,7 +199,7 @@ class Variable(Arithmetic, Described, Generic[A], metaclass=_Slotted):
         self.set_value(value)
 
     def get_raw_value(self) -> A:
-        """Returns the value without running hooks."""
+        """Returns the value itself, not a copy, without running hooks."""
         if FOREIGN_READS.recorders:
             record_foreign_read(self)
         return self._value
@@ -221,7 +226,12 @@ class Variable(Arithmetic, Described, Generic[A], metaclass=_Slotted):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
-        return self.get_value().shape
+        return self.__getattr__("shape")
+
+    @property
+    def sharding_names(self) -> Any:
+        """The metadata `out_sharding`, None if there is none; flax's older name of it."""
+        return self._meta.mapping.get("out_sharding")
 
     def __getitem__(self, index: Any) -> Any:
         return self.get_value(index=index)
@@ -235,7 +245,11 @@ class Variable(Arithmetic, Described, Generic[A], metaclass=_Slotted):
         fields = self._meta.mapping
         if name in fields:
             return fields[name]
-        value = self.get_value()
+        value: Any = self.get_raw_value()
+        if type(value) is np.ndarray and not (self._meta.hooks or self._class_hooks):
+            value = view_of(value)  # a copy, only to look at, could be dear
+        else:
+            value = self.get_value()
         try:
             return getattr(value, name)
         except AttributeError:

@@ -12,7 +12,13 @@ from typing import Any
 import jax
 
 from nnxlite._core.errors import Path, StructureError, format_path
-from nnxlite._core.filters import Filter, Predicate, filters_to_predicates, to_predicate
+from nnxlite._core.filters import (
+    Filter,
+    PathIn,
+    Predicate,
+    filters_to_predicates,
+    to_predicate,
+)
 from nnxlite._core.graphdef import GraphDef
 from nnxlite._core.kinds import OBJECT, kind_of
 from nnxlite._core.split import state
@@ -38,8 +44,16 @@ class _ByFilter:
 
     __slots__ = ("filters", "predicates", "roles")
 
-    def __init__(self, roles: Mapping[Filter, Any] | Iterable[tuple[Filter, Any]], /) -> None:
-        pairs = list(roles.items() if isinstance(roles, Mapping) else roles)
+    def __init__(
+        self, roles: State | Mapping[Filter, Any] | Iterable[tuple[Filter, Any]], /
+    ) -> None:
+        if isinstance(roles, State):
+            paths: dict[Any, list[Path]] = {}
+            for path, leaf in roles.flat_state():
+                paths.setdefault(_value_of(leaf), []).append(path)
+            pairs: list[Any] = [(PathIn(*found), role) for role, found in paths.items()]
+        else:
+            pairs = list(roles.items() if isinstance(roles, Mapping) else roles)
         self.filters: tuple[Filter, ...] = tuple(
             tuple(f) if isinstance(f, list) else f for f, _ in pairs
         )
@@ -74,10 +88,11 @@ class _ByFilter:
 
 
 class StateSharding(_ByFilter):
-    """Shardings of an object's leaves by filter, for `in_shardings` and `out_shardings` of `jit`.
+    """Shardings of an object's leaves by filter, for `jit`, or their specs for `shard_map`.
 
     Args:
-      roles: A mapping, or pairs, of filter and sharding (or None, to leave it to JAX).
+      roles: A mapping, or pairs, of filter and sharding (or None, to leave it to JAX); or a State
+        with a sharding for each path.
 
     Example:
       >>> nnx.StateSharding({nnx.Param: None, ...: None})
@@ -97,7 +112,8 @@ class StateAxes(_ByFilter):
 
     Args:
       roles: A mapping, or pairs, of filter and axis: an int (mapped), None (broadcast: the same for
-        all, and not to be written), or for `scan` also `Carry`.
+        all, and not to be written), or for `scan` also `Carry`. Or a State with an axis for each
+        path.
 
     Example:
       >>> nnx.StateAxes({nnx.Param: 0, ...: None}).axes
@@ -187,9 +203,12 @@ def _role_at(by_path: Mapping[Path, Any], path: Path) -> Any:
     """Returns the role at a path, or at the longest beginning of it, as in a prefix."""
     for size in range(len(path), 0, -1):
         if path[:size] in by_path:
-            role = by_path[path[:size]]
-            return role._value if isinstance(role, Variable) else role
+            return _value_of(by_path[path[:size]])
     return None
+
+
+def _value_of(role: Any) -> Any:
+    return role._value if isinstance(role, Variable) else role
 
 
 def entry_roles(

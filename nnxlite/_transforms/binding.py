@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from nnxlite._core.build import assemble, build
 from nnxlite._core.errors import TraceLevelError
-from nnxlite._core.extras import TRAVELLING, Nodes
+from nnxlite._core.extras import MAPPED, TRAVELLING, Nodes, Use
 from nnxlite._core.graph import Flat, flatten
 from nnxlite._core.graphdef import ARRAY_LEAF
 from nnxlite._core.kinds import STATE, kind_of
+from nnxlite._core.placement import sharding_of
 from nnxlite._core.plan import Plan
 from nnxlite._core.trace import (
     EAGER,
@@ -24,6 +26,7 @@ from nnxlite._core.trace import (
     Opaque,
     current_level,
 )
+from nnxlite._core.variable import Variable
 from nnxlite._core.versions import structure_changed
 from nnxlite._transforms.crossing import Crossing, Lifted
 from nnxlite._transforms.packing import Out, OutDef
@@ -86,13 +89,13 @@ class Binding:
         """Gives the caller's objects by node number; None for lists and dicts."""
         return [_nothing if ref is None else ref for ref in self.plan.nodes]
 
-    def extra_inputs(self) -> tuple[Any, ...]:
+    def extra_inputs(self, use: Use = MAPPED) -> tuple[Any, ...]:
         """Returns what the travelling extras hand in."""
         active = TRAVELLING.active
         if not active:
             return ()
         nodes = self.live_nodes()
-        return tuple(extra.inputs(nodes) for extra in active)
+        return tuple(extra.inputs(nodes, use) for extra in active)
 
     def _handles(self, definition: OutDef) -> list[Any]:
         known, handles = self._writers
@@ -158,7 +161,7 @@ class Binding:
         """Returns the result of an abstract evaluation around fresh objects; writes nothing."""
         self._deliver_extras(out)
         definition, level = out.definition, current_level()
-        values = [_abstract(value) for value in self.plan.gather()]
+        values = _abstract(self.plan.gather())
         update = definition.update
         outputs: list[Any] = []
         if update is None:
@@ -172,6 +175,7 @@ class Binding:
                 for number, kept in zip(update.leaves, update.kept, strict=True)
             ]
             outputs, nodes, leaves = build(update.graphdef, values, level)
+        _place_shapes(leaves)
         arrays = iter(out.arrays)
         results = []
         for entry in definition.spec or (None,) * definition.tree.num_leaves:
@@ -236,10 +240,31 @@ def simple_types(leaves: list[Any], treedef: Any) -> list[type] | None:
     return types
 
 
-def _abstract(value: Any) -> Any:
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x, value
-    )
+def _abstract(values: list[Any]) -> list[Any]:
+    """Returns values with shapes for arrays, all in one call, as JAX keeps something of each."""
+    leaves, treedef = jax.tree.flatten(values)
+    arrays = [n for n, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)]
+    shapes = jax.eval_shape(_it, [leaves[n] for n in arrays])
+    for n, shape in zip(arrays, shapes, strict=True):
+        leaves[n] = shape
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def _it(value: Any) -> Any:
+    return value
+
+
+def _place_shapes(leaves: Sequence[Any]) -> None:
+    """Gives the shapes in Variables the sharding that an array in their place would have."""
+    for leaf in leaves:
+        for variable in leaf._flat()[1] if kind_of(leaf) == STATE else (leaf,):
+            if not isinstance(variable, Variable):
+                continue
+            value = variable._value
+            if isinstance(value, jax.ShapeDtypeStruct) and value.sharding is None:
+                where = sharding_of(value.shape, variable._meta.mapping)
+                if where is not None:
+                    variable._value = value.update(sharding=where)
 
 
 def _write_leaf(leaf: Any, kept: bool, value: Any, meta: Any) -> None:

@@ -8,6 +8,8 @@ together again around the caller's values of what did not change.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from nnxlite._core.errors import format_path
 from nnxlite._core.graphdef import (
     FILL_LEAF,
@@ -19,11 +21,12 @@ from nnxlite._core.graphdef import (
     Slot,
     thaw_key,
 )
+from nnxlite._core.oneline import Bare, types_line
 from nnxlite._core.state import State
 from nnxlite._core.statics import short_text
 from nnxlite._transforms.axes import Entry
 from nnxlite._transforms.crossing import Crossing
-from nnxlite._transforms.packing import Out, Update, same_value
+from nnxlite._transforms.packing import Out, OutDef, Update, same_value
 
 
 class Emission(NamedTuple):
@@ -127,6 +130,38 @@ def changed_values(
         else:
             changed[emission.position][emission.inner] = part
     return changed
+
+
+def result_text(crossing: Crossing, out: Out) -> str:
+    """Writes a result: its containers, the classes of its objects, the types of its arrays."""
+    definition = out.definition
+    spec = definition.spec or (None,) * definition.tree.num_leaves
+    arrays = iter(out.arrays)
+    leaves = [
+        next(arrays) if entry is None else _class_at(crossing, definition, entry) for entry in spec
+    ]
+    return tree_text(definition.tree, leaves)
+
+
+def tree_text(tree: Any, leaves: Sequence[Any]) -> str:
+    """Writes a tree on one line, with types of arrays in it, and names of classes."""
+    texts = [Bare(x.__name__ if isinstance(x, type) else types_line(x)) for x in leaves]
+    lines = repr(jax.tree_util.tree_unflatten(tree, texts)).splitlines()
+    text = " ".join(line.split("  # ")[0].strip() for line in lines)  # without counts of a State
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "..."
+
+
+MOST_TEXT = 400
+
+
+def _class_at(crossing: Crossing, definition: OutDef, entry: Any) -> type:
+    update, graphdef = definition.update, crossing.graphdef
+    if update is not None:
+        graphdef = update.graphdef
+        _, how, number = graphdef.skeleton.roots[update.first_output + entry]
+        entry = (how == FILL_NODE, number)
+    is_node, number = entry
+    return graphdef.skeleton.records[number].cls if is_node else graphdef.leaves[number][0]
 
 
 def structure_change(crossing: Crossing, update: Update) -> str | None:

@@ -5,10 +5,11 @@ serves all callers with arguments of that structure. The pure function builds fr
 the values that it is given, runs the user's function on them, and packs the result.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -18,6 +19,7 @@ from nnxlite._core.errors import Path, TraceLevelError, format_path
 from nnxlite._core.extras import TRAVELLING
 from nnxlite._core.graphdef import GraphDef, containers_of, leaf_paths, node_paths
 from nnxlite._core.kinds import OBJECT, kind_of
+from nnxlite._core.statics import Static
 from nnxlite._core.trace import (
     EAGER,
     ForeignRead,
@@ -29,12 +31,27 @@ from nnxlite._transforms.arguments import Chosen, Statics, parameters, paths_in_
 from nnxlite._transforms.packing import Out, opaque_flatten, pack
 
 
+class Log(Protocol):
+    """Where a crossing notes that its function is traced."""
+
+    def add(
+        self,
+        crossing: "Crossing",
+        values: Sequence[Any],
+        rest: Sequence[Any],
+        extras: Sequence[Any],
+    ) -> None: ...
+
+
 class Lifted(Protocol):
     """What a crossing asks of the lift it is made for: the function, and how it is called."""
 
     fn: Callable[..., Any]
     method: str | None
     mode: Any
+
+    @property
+    def traces(self) -> Log: ...
 
     @property
     def title(self) -> str: ...
@@ -74,14 +91,14 @@ class Crossing:
         self.rest = tuple(n for n in range(treedef.num_leaves) if n not in set(roots))
         self.kept: dict[Any, Any] = {}
         self.foreign: dict[int, ForeignRead] = {}
-        self._fn, self._method, self._nested = lift.fn, lift.method, nested
-        self._title, self.mode = lift.title, lift.mode
+        self._fn, self._method, self.nested = lift.fn, lift.method, nested
+        self._title, self.mode, self._traces = lift.title, lift.mode, lift.traces
         self.pure = self._make_pure()
 
     def _make_pure(self) -> Callable[..., Out]:
         graphdef, treedef, positions = self.graphdef, self.treedef, self.roots
         rest_positions, statics = self.rest, self.statics
-        fn, method, nested = self._fn, self._method, self._nested
+        fn, method, nested = self._fn, self._method, self.nested
         title, mode = self._title, self.mode
 
         def run(level: Level, args: Any, kwargs: Any) -> Any:
@@ -101,6 +118,8 @@ class Crossing:
             around: "Around | None" = None,
         ) -> Out:
             level = current_level()
+            if level is not EAGER:
+                self._traces.add(self, values, rest, extras)
             roots, nodes, leaves = build(graphdef, values, level)
             arguments: list[Any] = [None] * treedef.num_leaves
             for position, value in zip(rest_positions, rest, strict=True):
@@ -129,6 +148,11 @@ class Crossing:
                 raise
 
         return pure
+
+    def beside(self, fn: Callable[..., Any]) -> "Crossing":
+        """Returns the crossing of another function that takes the same arguments."""
+        lift = _Beside(fn, self._method, self.mode, self._title, _LogOf(self))
+        return Crossing(lift, self.graphdef, self.treedef, self.roots, self.statics, self.nested)
 
     def is_like(self, other: "Crossing") -> bool:
         """Tells whether one and the same pure function serves both."""
@@ -169,20 +193,32 @@ class Crossing:
 
     def place(self, position: int) -> str:
         """Writes where a leaf of the arguments is: the name of the parameter, and the way there."""
+        places = (place for place, at in self.argument_places() if at == position)
+        return next(places, "argument")
+
+    def argument_places(self) -> Iterator[tuple[str, int | None]]:
+        """Yields for each leaf of the arguments where it is, and its position; None for a None."""
         args, kwargs = jax.tree_util.tree_unflatten(self.treedef, range(self.treedef.num_leaves))
+        taken: Iterable[int] = ()
         if self.statics is not None:
+            taken = self.statics.positional
             args, _ = self.statics.joined(args, {})
-        known = parameters(self._fn)
-        named = [
-            (known[n] if n < len(known) else f"args[{n}]", arg)
-            for n, arg in enumerate(args)
-            if self.statics is None or n not in self.statics.positional
-        ]
+        named = [(self._parameter(n), arg) for n, arg in enumerate(args) if n not in taken]
         for name, value in [*named, *kwargs.items()]:
-            for path, number in jax.tree_util.tree_leaves_with_path(value):
-                if number == position:
-                    return name + jax.tree_util.keystr(path)
-        return "argument"
+            leaves = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda x: x is None)
+            for path, position in leaves:
+                yield name + jax.tree_util.keystr(path), position
+
+    def named_statics(self) -> dict[str, Static]:
+        """Returns the static arguments by the names of their parameters."""
+        if self.statics is None:
+            return {}
+        positional, named = self.statics.key
+        return {self._parameter(n): value for n, value in positional} | dict(named)
+
+    def _parameter(self, number: int) -> str:
+        known = parameters(self._fn)
+        return known[number] if number < len(known) else f"args[{number}]"
 
     def node_path(self, number: int) -> str:
         """Writes where a node is first met, starting with the name of the argument."""
@@ -204,6 +240,28 @@ class Crossing:
     def root_entries(self, root: int) -> dict[int, Path]:
         """Returns, per leaf number reached from one root, the path from there."""
         return leaf_paths(self.graphdef.skeleton, [((), self.graphdef.skeleton.roots[root])])
+
+
+@dataclasses.dataclass
+class _Beside:
+    """A function that crosses as the one beside it does."""
+
+    fn: Callable[..., Any]
+    method: str | None
+    mode: Any
+    title: str
+    traces: Log
+
+
+class _LogOf(NamedTuple):
+    """Notes traces as those of a crossing that lives as long as its lift does."""
+
+    crossing: Crossing
+
+    def add(
+        self, crossing: Crossing, values: Sequence[Any], rest: Sequence[Any], extras: Sequence[Any]
+    ) -> None:
+        self.crossing._traces.add(self.crossing, values, rest, extras)
 
 
 def _say_where(error: TraceLevelError, fn: Callable[..., Any], title: str) -> None:

@@ -15,10 +15,7 @@ executables ran. Clones, not the caller's objects, are filled with tracers: a fu
 caller's objects by another road, and an exception must leave them as they were.
 """
 
-import contextlib
 import functools
-import inspect
-import os
 import sys
 import threading
 import types
@@ -39,10 +36,11 @@ from nnxlite._core.trace import (
     Opaque,
     current_level,
 )
-from nnxlite._transforms.arguments import Statics, paths_in_closure
+from nnxlite._transforms.arguments import Bound, Statics, paths_in_closure
 from nnxlite._transforms.binding import Binding, simple_types
 from nnxlite._transforms.crossing import Crossing
 from nnxlite._transforms.packing import opaque_flatten
+from nnxlite._transforms.traces import RetraceReport, Traces, frames_below_the_caller
 
 MAX_BINDINGS = 64
 MAX_CROSSINGS = 128
@@ -71,11 +69,19 @@ class Lift:
         self._crossings: OrderedDict[Any, Crossing] = OrderedDict()
         self._lock = threading.Lock()
         self._warned = False
+        self.traces = Traces(self)
 
     @property
     def title(self) -> str:
         """How messages call the lifted function."""
         return f"{self.transform}({getattr(self.fn, '__name__', type(self.fn).__name__)})"
+
+    @property
+    def receiver(self) -> Any:
+        """The first object among the arguments of the last call; None without any."""
+        roots = () if self._last is None else self._last.roots
+        found = (root for _, ref in roots if kind_of(root := ref()) == OBJECT)
+        return next(found, None)
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics | None, nested: bool
@@ -121,9 +127,12 @@ class Lift:
         if not changed:
             return False
         self._forget(crossing)
+        found = paths_in_closure(self.fn, [leaf for leaf in changed if leaf is not None])
+        places = ", ".join(found) or "a Variable"
+        self.traces.expect(f"{places}, which it closes over, has another value")
         if not self._warned:
             self._warned = True
-            self._warn(changed)
+            self._warn(places)
         return True
 
     def _forget(self, crossing: Crossing) -> None:
@@ -135,13 +144,12 @@ class Lift:
             for key in [key for key, x in self._bindings.items() if x.crossing is crossing]:
                 del self._bindings[key]
 
-    def _warn(self, changed: list[Any]) -> None:
-        found = paths_in_closure(self.fn, [leaf for leaf in changed if leaf is not None])
+    def _warn(self, places: str) -> None:
         warnings.warn(
-            f"{self.title} is traced again: it reads {', '.join(found) or 'a Variable'} of an "
-            "object that it closes over, whose value has changed since. Pass the object as an "
-            "argument: then its values are inputs, and one trace serves them all.",
-            stacklevel=_frames_below_the_caller(),
+            f"{self.title} is traced again: it reads {places} of an object that it closes over, "
+            "whose value has changed since. Pass the object as an argument: then its values are "
+            "inputs, and one trace serves them all.",
+            stacklevel=frames_below_the_caller(),
         )
 
     def _find_binding(
@@ -195,6 +203,8 @@ class Lift:
 
     def clear(self) -> None:
         """Forgets all bindings and crossings."""
+        if self._crossings:
+            self.traces.expect("its cache was cleared")
         with self._lock:
             self._last = None
             self._bindings.clear()
@@ -203,20 +213,6 @@ class Lift:
     def sizes(self) -> tuple[int, int]:
         """Returns the number of crossings and of bindings."""
         return len(self._crossings), len(self._bindings)
-
-
-def _frames_below_the_caller() -> int:
-    """Returns the `stacklevel` of the line outside of this package that runs now."""
-    level, frame = 1, inspect.currentframe()
-    while frame is not None:
-        frame, level = frame.f_back, level + 1
-        name = "" if frame is None else frame.f_code.co_filename
-        if not name.startswith(_PACKAGE) and name != contextlib.__file__:
-            break
-    return level - 1
-
-
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
 class LiftedFunction:
@@ -254,11 +250,32 @@ class LiftedFunction:
         return functools.partial(type(self), *args, **kwargs), ()
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._lift.method = name
-        self._lift.fn = scope.scoped_method(name, self._lift.fn)
+        # A lift of its own: the one there is may serve the function under other names.
+        known = self._lift
+        fn = scope.scoped_method(name, known.fn)
+        self._lift = Lift(fn, known.transform, name, known.mode)
+        self._lift.traces.lasting = known.traces.lasting
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else Bound(self, instance)
+
+    def explain_retrace(self) -> RetraceReport:
+        """Says how often the function was traced, and why it was the last time.
+
+        A trace is one run of the Python code to find out what it computes. Under `nnx.jit` one
+        serves all calls with arguments of the same structure, static values, shapes and dtypes.
+        Other transforms, outside of `nnx.jit`, may run the code at each call; those built on a
+        loop of JAX run it once or twice per trace of their own. Of the last 16 traces, the report
+        compares the last one with the one most like it.
+
+        Example:
+          >>> double = nnx.jit(lambda x: x + x)
+          >>> _ = double(jnp.ones(2)), double(jnp.ones(3))
+          >>> double.explain_retrace()
+          nnx.jit(<lambda>) was traced 2 times. The last trace differs from trace 1:
+            x: float32[2] -> float32[3]
+        """
+        return self._lift.traces.report()
 
     @contextmanager
     def _bound(

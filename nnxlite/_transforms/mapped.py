@@ -58,6 +58,8 @@ class AxisNames:
       new_axes: The axes of new entries, numbered as in the graph after the call.
     """
 
+    option = "out_axes"
+
     def __init__(
         self,
         crossing: Crossing,
@@ -94,7 +96,7 @@ class AxisNames:
             elif _has_names(variable):
                 sharding.add_axis(variable, axis, self.metadata)
         outputs, _ = opaque_flatten(result)
-        self.result_roles = spread_over(self.out_axes, result, "out_axes", self.title)
+        self.result_roles = spread_over(self.out_axes, result, self.option, self.title)
         objects = [
             (output.node, role)
             for output, role in zip(outputs, self.result_roles, strict=True)
@@ -157,9 +159,9 @@ class AxisNames:
             elif self.new_axes[entry] != axis:
                 raise StructureError(
                     f"{self.title}: {format_path(found[entry][0], 'an object of the result')} "
-                    f"({type(found[entry][1]).__name__}) is in the result twice, and out_axes "
+                    f"({type(found[entry][1]).__name__}) is in the result twice, and {self.option} "
                     f"gives it {show(self.new_axes[entry])} in one place and {show(axis)} in the "
-                    "other. Give both the same axis."
+                    "other. Give both the same."
                 )
 
     def _name(self, entry: Entry, leaf: Any, axis: Any) -> None:
@@ -195,6 +197,15 @@ def array_places(definition: OutDef) -> list[str]:
         for number, path in enumerate(paths)
         if spec is None or spec[number] is None
     ]
+
+
+def emission_place(crossing: Crossing, emission: Emission, definition: OutDef) -> str:
+    """Writes where something is that leaves beside the result, and what it is."""
+    if emission.old is not None or emission.new is None or definition.update is None:
+        return entry_place(crossing, emission.old or (0, None))
+    graphdef = definition.update.graphdef
+    kind, path = graphdef.leaves[emission.new[0]], graphdef.paths[emission.new[0]]
+    return f"the new {kind[0].__name__} {format_path(path[1:], 'result')}"
 
 
 def broadcast_error(title: str, crossing: Crossing, entry: Entry) -> ValueError:

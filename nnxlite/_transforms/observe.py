@@ -81,7 +81,7 @@ def capture_gradients(
         args, kwargs = (*first, *args), {**named, **kwargs}
         found = _learn(function, wanted, args, kwargs)
         known, skipped = found.about
-        warn_of_skipped(skipped)
+        warn_of_skipped(dict(skipped))
         zeros = [zeros_for(value) for value in found.values]
         loss = _perturbed(function, wanted._replace(has_init=True), known, has_aux)
         (_, (result, values)), gradients = value_and_grad(loss, has_aux=True)(
@@ -107,7 +107,7 @@ def _learn(
             for key, kept in records.items()
         ]
         known = tuple(which for which, _ in found)
-        return Bundle((known, tuple(recorder.skipped)), [value for _, value in found])
+        return Bundle((known, tuple(recorder.skipped.items())), [value for _, value in found])
 
     # Captures around this call are to see the second run only.
     with entered(current().but(captured=())), only_travelling():

@@ -6,14 +6,14 @@ anew, and related to the one before (`Update`). All that is static rides in the 
 `Out`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from nnxlite._core.errors import TraceLevelError
 from nnxlite._core.graph import Flat, flatten
-from nnxlite._core.graphdef import ARRAY_LEAF, GraphDef
+from nnxlite._core.graphdef import ARRAY_LEAF, FILL_LEAF, FILL_VALUE, GraphDef
 from nnxlite._core.trace import (
     FLATTENING,
     SPECIAL,
@@ -28,7 +28,7 @@ class Update(NamedTuple):
     Attributes:
       graphdef: Of all nodes and leaves there were, followed by the objects of the result.
       nodes: Per node of it, its number before, or -1.
-      leaves: Per leaf of it, its number before, or -1.
+      leaves: Per leaf of it, its number before, or -1; of an array, that of what was in its place.
       kept: Per leaf, whether its value is the one it had before.
       first_output: The number of roots that stand before the objects of the result.
     """
@@ -55,6 +55,10 @@ class OutDef(NamedTuple):
     spec: tuple[Any, ...] | None
     changed: tuple[int, ...]
     update: Update | None
+
+    def numbered(self) -> Any:
+        """Returns the result with a number for each leaf."""
+        return jax.tree_util.tree_unflatten(self.tree, range(self.tree.num_leaves))
 
 
 class Out:
@@ -171,9 +175,10 @@ def _pack_update(
     _check_own(nodes, owned, after)
     node_numbers = {id(node): n for n, node in enumerate(nodes)}
     leaf_numbers = {id(leaf): n for n, leaf in enumerate(leaves)}
+    in_place = _arrays_in_place(graphdef, after, node_numbers)
     kept, new_values, numbers = [], [], []
-    for leaf, kind in zip(after.leaves, after.graphdef.leaves, strict=True):
-        number = leaf_numbers.get(id(leaf), -1)
+    for new, (leaf, kind) in enumerate(zip(after.leaves, after.graphdef.leaves, strict=True)):
+        number = in_place.get(new, leaf_numbers.get(id(leaf), -1))
         if number >= 0 and (graphdef.leaves[number] is ARRAY_LEAF) != (kind is ARRAY_LEAF):
             number = -1
         value = leaf if kind is ARRAY_LEAF else leaf._value
@@ -190,6 +195,34 @@ def _pack_update(
         len(nodes) + len(owned),
     )
     return update, new_values
+
+
+def _arrays_in_place(
+    graphdef: GraphDef[Any], after: Flat, node_numbers: dict[int, int]
+) -> dict[int, int]:
+    """Returns for each array that stands where an array stood before the number of that one.
+
+    Arrays have no identity: what is written at a place is the new value of what was there.
+    """
+    before = {place: leaf for leaf, place in _array_places(graphdef)}
+    found: dict[int, int] = {}
+    for leaf, (node, keys) in _array_places(after.graphdef):
+        place = (node_numbers.get(id(after.nodes[node]), -1), keys)
+        if place in before:
+            found.setdefault(leaf, before[place])
+    return found
+
+
+def _array_places(graphdef: GraphDef[Any]) -> Iterator[tuple[int, tuple[int, tuple[Any, ...]]]]:
+    """Yields the number of each array with its place: a node, and the keys below that."""
+    for number, record in enumerate(graphdef.skeleton.records):
+        stack: list[tuple[tuple[Any, ...], Any]] = [((), slot) for slot in record.slots]
+        while stack:
+            path, (key, how, payload) = stack.pop()
+            if how == FILL_LEAF and graphdef.leaves[payload] is ARRAY_LEAF:
+                yield payload, (number, (*path, key))
+            elif how == FILL_VALUE:
+                stack.extend(((*path, key), slot) for slot in payload[1])
 
 
 def _check_own(nodes: list[Any], owned: list[Any], after: Flat) -> None:

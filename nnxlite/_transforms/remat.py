@@ -6,7 +6,10 @@ from typing import Any
 
 import jax
 
+from nnxlite._core.extras import ONCE
+from nnxlite._core.modes import mode_flags
 from nnxlite._transforms.arguments import (
+    Bound,
     Chosen,
     Statics,
     by_position,
@@ -19,6 +22,7 @@ from nnxlite._transforms.lift import LiftedFunction
 from nnxlite._transforms.mapped import Kept
 
 
+@mode_flags()
 def remat(
     fn: Callable[..., Any] | None = None,
     /,
@@ -64,7 +68,7 @@ def _remat(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
             n + len(args) if n >= 0 else n for n in options["static_argnums"]
         )
     rematted = RematFunction(function, **options)
-    return functools.partial(rematted, *args, **kwargs) if args or kwargs else rematted
+    return Bound(rematted, *args, **kwargs) if args or kwargs else rematted
 
 
 class RematFunction(LiftedFunction):
@@ -98,7 +102,9 @@ class RematFunction(LiftedFunction):
                 kept = Kept.of(jax.checkpoint(pure, **self._options), None, fn)
                 crossing.kept["remat"] = kept
             out = kept.made(
-                binding.plan.gather(), [leaves[n] for n in crossing.rest], binding.extra_inputs()
+                binding.plan.gather(),
+                [leaves[n] for n in crossing.rest],
+                binding.extra_inputs(ONCE),
             )
             return binding.deliver(out, level)
 

@@ -14,7 +14,15 @@ import jax
 from nnxlite._core.errors import Path, StructureError, format_path
 from nnxlite._core.graphdef import ARRAY_LEAF, GraphDef
 from nnxlite._core.state import State
-from nnxlite._transforms.axes import Carry, Entry, StateAxes, entry_roles, is_carry, spread
+from nnxlite._transforms.axes import (
+    Carry,
+    Entry,
+    StateAxes,
+    StateSharding,
+    entry_roles,
+    is_carry,
+    spread,
+)
 from nnxlite._transforms.binding import Binding
 from nnxlite._transforms.crossing import Crossing
 
@@ -37,7 +45,30 @@ class Roles(NamedTuple):
         return dict(zip(self.entries, self.axes, strict=True))
 
 
-def roles_of(binding: Binding, leaves: list[Any], in_axes: Any, bound: Sequence[str] = ()) -> Roles:
+class RoleKind(NamedTuple):
+    """What the roles of one family of transforms are.
+
+    Attributes:
+      option: The argument of the transform that gives them.
+      named: The role of keyword arguments.
+      of_array: What the role of an array may be, for messages.
+    """
+
+    option: str
+    named: Any
+    of_array: str
+
+
+AXES = RoleKind("in_axes", 0, "an int or None")
+
+
+def roles_of(
+    binding: Binding,
+    leaves: list[Any],
+    in_axes: Any,
+    bound: Sequence[str] = (),
+    kind: RoleKind = AXES,
+) -> Roles:
     """Spreads `in_axes` over the positional arguments; keyword arguments are mapped along axis 0.
 
     Args:
@@ -45,6 +76,7 @@ def roles_of(binding: Binding, leaves: list[Any], in_axes: Any, bound: Sequence[
       leaves: Their leaves.
       in_axes: A prefix of the positional arguments.
       bound: Keyword arguments that a partial brought along: they are the same for all.
+      kind: What the roles are, if they are not axes.
 
     Raises:
       StructureError: `in_axes` is no prefix, or a leaf that is reached in two ways would have two
@@ -54,31 +86,31 @@ def roles_of(binding: Binding, leaves: list[Any], in_axes: Any, bound: Sequence[
     args, kwargs = jax.tree_util.tree_unflatten(crossing.treedef, leaves)
     if isinstance(in_axes, tuple) and len(in_axes) != len(args):
         raise StructureError(
-            f"{title}: in_axes has {len(in_axes)} entries, but the call has {len(args)} positional "
-            "arguments. Give one entry for each."
+            f"{title}: {kind.option} has {len(in_axes)} entries, but the call has {len(args)} "
+            "positional arguments. Give one entry for each."
         )
-    roles = spread_over(in_axes, args, "in_axes", title)
-    of_named = {name: None if name in bound else 0 for name in kwargs}
-    roles += spread_over(of_named, kwargs, "in_axes", title)
+    roles = spread_over(in_axes, args, kind.option, title)
+    of_named = {name: None if name in bound else kind.named for name in kwargs}
+    roles += spread_over(of_named, kwargs, kind.option, title)
     found: dict[Entry, tuple[Any, int, Path]] = {}
     for root, position in enumerate(crossing.roots):
         paths, role = _root_paths(crossing, root), roles[position]
         for entry, path, given in entry_roles(crossing.graphdef, paths, binding.leaf_at, role):
-            axis = _plain(given, crossing, root, path, title)
+            axis = given if kind is not AXES else _plain(given, crossing, root, path, title)
             before = found.setdefault(entry, (axis, root, path))
             if before[0] != axis:
                 raise StructureError(
                     f"{title}: {_place(crossing, *before[1:])} and {_place(crossing, root, path)} "
-                    f"are the same leaf, but in_axes gives it {show(before[0])} in one place and "
-                    f"{show(axis)} in the other. Give both the same axis."
+                    f"are the same leaf, but {kind.option} gives it {show(before[0])} in one "
+                    f"place and {show(axis)} in the other. Give both the same."
                 )
     entries = entries_of(crossing.graphdef)
     rest = [roles[n] for n in crossing.rest]
     for position, role in zip(crossing.rest, rest, strict=True):
-        if isinstance(role, StateAxes):
+        if isinstance(role, StateAxes | StateSharding):
             raise TypeError(
-                f"{title}: in_axes has StateAxes for {crossing.place(position)}, which is an "
-                "array. StateAxes give the axes of objects; for an array use an int or None."
+                f"{title}: {kind.option} has {type(role).__name__} for {crossing.place(position)}, "
+                f"which is an array. That is for objects; for an array use {kind.of_array}."
             )
     return Roles(entries, [found[entry][0] for entry in entries], rest)
 
@@ -92,7 +124,7 @@ def spread_over(prefix: Any, tree: Any, name: str, title: str) -> list[Any]:
     try:
         roles = spread(prefix, tree, name)
     except StructureError:
-        what = "the function returned" if name == "out_axes" else "the arguments are"
+        what = "the function returned" if name.startswith("out_") else "the arguments are"
         raise StructureError(
             f"{title}: {name} is {show(prefix)}, but {what} {_outline(tree)}. Give one entry for "
             "all, or a tuple, list or dict of the same structure."

@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 
+from nnxlite._core.modes import mode_flags
 from nnxlite._core.trace import Level
-from nnxlite._transforms.arguments import resolve
+from nnxlite._transforms.arguments import Bound, resolve
 from nnxlite._transforms.axes import Carry, StateAxes, is_carry
+from nnxlite._transforms.axis_metadata import told_by
 from nnxlite._transforms.binding import Binding
 from nnxlite._transforms.changes import changed_values
 from nnxlite._transforms.lift import LiftedFunction
@@ -22,7 +24,10 @@ from nnxlite._transforms.packing import Out
 from nnxlite._transforms.roles import by_entry, mapped_size, roles_of, show
 from nnxlite._transforms.scan_body import ScanBody, Split, is_flag, moved_back
 
+MAX_BODIES = 8  # per structure of arguments: one for each combination of flags
 
+
+@mode_flags()
 def scan(
     fn: Callable[..., Any] | None = None,
     /,
@@ -66,7 +71,8 @@ def scan(
       (1, 2)
     """
     make = functools.partial(
-        _scan,
+        scanned,
+        ScanFunction,
         length=length,
         reverse=reverse,
         unroll=unroll,
@@ -77,16 +83,18 @@ def scan(
     return make if fn is None else make(fn)
 
 
-def _scan(fn: Callable[..., Any], *, in_axes: Any, **options: Any) -> Callable[..., Any]:
+def scanned(
+    kind: "type[ScanFunction]", fn: Callable[..., Any], *, in_axes: Any, **options: Any
+) -> Callable[..., Any]:
+    """Makes a scanned function of a function, a method, a partial or a Module."""
     function, args, kwargs = resolve(fn)
+    function, options["transform_metadata"] = told_by(function, options["transform_metadata"])
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     if isinstance(in_axes, tuple):  # what comes with the function is the same for all
         in_axes = (*[None] * len(args), *in_axes)
-    scanned = ScanFunction(
-        function, in_axes=in_axes, first=len(args), bound=tuple(kwargs), **options
-    )
-    return functools.partial(scanned, *args, **kwargs) if args or kwargs else scanned
+    made = kind(function, in_axes=in_axes, first=len(args), bound=tuple(kwargs), **options)
+    return Bound(made, *args, **kwargs) if args or kwargs else made
 
 
 class ScanFunction(LiftedFunction):
@@ -95,6 +103,8 @@ class ScanFunction(LiftedFunction):
     `first` and `bound` are the number of positional and the names of keyword arguments that come
     with the function, as those of a partial.
     """
+
+    transform = "nnx.scan"
 
     def __init__(
         self,
@@ -109,7 +119,7 @@ class ScanFunction(LiftedFunction):
         first: int = 0,
         bound: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(fn, "nnx.scan")
+        super().__init__(fn, self.transform)
         self._in_axes, self._first, self._bound_names = in_axes, first, bound
         self.out_axes = tuple(out_axes) if isinstance(out_axes, list) else out_axes
         self.metadata, self._length = transform_metadata, length
@@ -173,10 +183,12 @@ class ScanFunction(LiftedFunction):
             for n, position in enumerate(crossing.rest)
             if roles.rest[n] is None and is_flag(leaves[position])
         }
-        kept = crossing.kept.get("scan")
-        if kept is None or not kept.serves((roles, flags), crossing, fn, level):
+        key, known = (roles, flags), crossing.kept.setdefault("scan", [])
+        kept = next((each for each in known if each.serves(key, crossing, fn, level)), None)
+        if kept is None:
             body = ScanBody(self, crossing, roles, in_axes, flags)
-            kept = crossing.kept["scan"] = Kept.of(body, (roles, flags), fn)
+            kept = Kept.of(body, key, fn)
+            known[:] = [kept, *(each for each in known if each.key != key)][:MAX_BODIES]
         return kept.made
 
     def _run(self, binding: Binding, leaves: list[Any], body: ScanBody) -> Out:
@@ -193,8 +205,8 @@ class ScanFunction(LiftedFunction):
         carry = (entries.carried(flat), rest_split.carried(seen))
         xs = (entries.sliced(flat), rest_split.sliced(seen))
         same, mapped = self._split_extras(binding, body, carry, xs, length)
-        (carry_values, carry_rest, _), (arrays, parts, extras, rider) = jax.lax.scan(
-            body, (*carry, same), (*xs, mapped), length=length, **self._options
+        (carry_values, carry_rest, _), (arrays, parts, extras, rider) = self._loop(
+            body, (*carry, same), (*xs, mapped), length
         )
         exit_ = rider.data
         carried_arrays = iter(body.carried_arguments(carry_rest))
@@ -211,6 +223,10 @@ class ScanFunction(LiftedFunction):
         ]
         changed = changed_values(exit_.frames, exit_.emissions, outer, values)
         return Out(results, changed, extras, exit_.definition)
+
+    def _loop(self, body: ScanBody, carry: Any, xs: Any, length: int) -> Any:
+        """Runs the steps, and returns the last carry and what they hand out, stacked."""
+        return jax.lax.scan(body, carry, xs, length=length, **self._options)
 
     def _split_extras(
         self, binding: Binding, body: ScanBody, carry: Any, xs: Any, length: int

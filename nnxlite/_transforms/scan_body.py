@@ -98,7 +98,13 @@ class Scanned(Protocol):
 
 
 class ScanBody:
-    """The body of a scan, for one crossing; JAX knows it again by its identity."""
+    """The body of a scan, for one crossing; JAX knows it again by its identity.
+
+    Attributes:
+      loops: What a transform made of the body, to be known again as well; None at first.
+    """
+
+    loops: Any = None
 
     def __init__(
         self,

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 
-from nnxlite._core.errors import format_path
-from nnxlite._transforms.arguments import resolve
+from nnxlite._core.modes import mode_flags
+from nnxlite._transforms.arguments import Bound, resolve
 from nnxlite._transforms.axes import StateAxes, is_carry
+from nnxlite._transforms.axis_metadata import told_by
 from nnxlite._transforms.binding import Binding
 from nnxlite._transforms.changes import Emission, changed_values, emissions
 from nnxlite._transforms.lift import LiftedFunction
@@ -19,12 +20,14 @@ from nnxlite._transforms.mapped import (
     array_places,
     array_roles,
     broadcast_error,
+    emission_place,
     extra_axes,
 )
 from nnxlite._transforms.packing import Out, OutDef
-from nnxlite._transforms.roles import by_entry, by_leaf, entry_place, mapped_size, roles_of, show
+from nnxlite._transforms.roles import by_entry, by_leaf, mapped_size, roles_of, show
 
 
+@mode_flags()
 def vmap(
     fn: Callable[..., Any] | None = None,
     /,
@@ -78,6 +81,7 @@ def vmap(
 
 def _vmap(fn: Callable[..., Any], *, in_axes: Any, **options: Any) -> Callable[..., Any]:
     function, args, kwargs = resolve(fn)
+    function, options["transform_metadata"] = told_by(function, options["transform_metadata"])
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     if isinstance(in_axes, tuple):  # what comes with the function is the same for all
@@ -85,7 +89,7 @@ def _vmap(fn: Callable[..., Any], *, in_axes: Any, **options: Any) -> Callable[.
     mapped = VmapFunction(
         function, in_axes=in_axes, first=len(args), bound=tuple(kwargs), **options
     )
-    return functools.partial(mapped, *args, **kwargs) if args or kwargs else mapped
+    return Bound(mapped, *args, **kwargs) if args or kwargs else mapped
 
 
 class VmapFunction(LiftedFunction):
@@ -229,17 +233,12 @@ class _Call:
         place = "a result"
         if found is not None:
             part, number = int(found[1]), int(found[2])
-            places = array_places(definition)
-            place = places[number] if part == 0 else self._place(given[number], definition)
+            if part == 0:
+                place = array_places(definition)[number]
+            else:
+                place = emission_place(self.crossing, given[number], definition)
         return ValueError(
             f"{self.title}: {place} does not fit out_axes {show(self.function._out_axes)} "
             f"({error}). None is for what is the same in all mapped calls; give an int, the axis "
             "along which they are stacked."
         )
-
-    def _place(self, emission: Emission, definition: OutDef) -> str:
-        if emission.old is not None or emission.new is None or definition.update is None:
-            return entry_place(self.crossing, emission.old or (0, None))
-        graphdef = definition.update.graphdef
-        kind, path = graphdef.leaves[emission.new[0]], graphdef.paths[emission.new[0]]
-        return f"the new {kind[0].__name__} {format_path(path[1:], 'result')}"

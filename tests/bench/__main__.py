@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from tests.bench import gates, models, report, rows, timing
+from tests.bench import gates, memory, models, report, rows, timing
 
 SIZES = (72, 282, 702, 2802)
 ONE_SIZE = 0
@@ -62,9 +62,10 @@ def main() -> int:
 
 def check_gates() -> None:
     """Raises if a gate stands on a row that does not exist, so would never be judged."""
-    unknown = {gate.row for gate in gates.GATES} - {row.name for row in rows.ROWS}
+    known = {row.name for row in (*rows.ROWS, *memory.ROWS)}
+    unknown = {gate.row for gate in gates.GATES} - known
     if unknown:
-        raise ValueError(f"gates.py has gates for rows that rows.py has not: {sorted(unknown)}.")
+        raise ValueError(f"gates.py has gates for rows that do not exist: {sorted(unknown)}.")
 
 
 def measure_in_new_process(size: int) -> list[dict]:
@@ -82,17 +83,33 @@ def measure_size(options: argparse.Namespace) -> list[dict]:
     (size,) = options.sizes
     libraries = {name: models.LIBRARIES[name]() for name in options.libraries.split(",")}
     models.check_agreement(libraries)
-    return [
+    lines = [
         measure_row(row, size, libraries, options)
         for row in rows.ROWS
-        if is_wanted(row, size, options.rows)
+        if is_of_size(row, size) and is_wanted(row.name, options.rows)
     ]
+    if size == ONE_SIZE:
+        lines += [
+            measure_memory(row, libraries)
+            for row in memory.ROWS
+            if is_wanted(row.name, options.rows)
+        ]
+    return lines
 
 
-def is_wanted(row: rows.Row, size: int, names: str | None) -> bool:
-    if (row.leaves is None) != (size == ONE_SIZE) or size > row.largest:
-        return False
-    return names is None or any(name in row.name for name in names.split(","))
+def is_of_size(row: rows.Row, size: int) -> bool:
+    return (row.leaves is None) == (size == ONE_SIZE) and size <= row.largest
+
+
+def is_wanted(row: str, names: str | None) -> bool:
+    return names is None or any(name in row for name in names.split(","))
+
+
+def measure_memory(row: memory.Row, libraries: dict) -> dict:
+    line = report.memory_line_of(row.name, row.measure(libraries))
+    told = ", ".join(f"{name} {size:,}" for name, size in line["bytes"].items())
+    print(f"     {row.name:45} {told} bytes", flush=True)
+    return line
 
 
 def measure_row(row: rows.Row, size: int, libraries: dict, options: argparse.Namespace) -> dict:

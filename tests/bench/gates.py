@@ -105,4 +105,13 @@ GATES = (
     Gate("lower forward, 24 blocks", OVER_RAW, {ANY: 1.2}, aim={ANY: 1.1}),
     Gate("lower Adam step, 24 blocks", OVER_RAW, {ANY: 1.2}, aim={ANY: 1.05}),
     Gate("import", OVER_RAW, {ANY: 1.25}),
+    # memory
+    Gate("output bytes, forward", OVER_RAW, {ANY: 1.0}),
+    Gate("output bytes, Adam step", OVER_RAW, {ANY: 1.0}),
+    Gate("temp bytes, Adam step", OVER_RAW, {ANY: 1.05}),
+    Gate("temp bytes, gradient through scan", OVER_RAW, {ANY: 1.05}),
+    Gate("temp bytes, gradient through scan of remat", OVER_RAW, {ANY: 1.05}),
+    Gate("temp bytes, gradient through remat_scan", OVER_RAW, {ANY: 1.05}),
+    Gate("temp bytes, gradient through Stacked", OVER_RAW, {ANY: 1.05}),
+    Gate("temp bytes, gradient through Stacked, remat", OVER_RAW, {ANY: 1.05}),
 )

@@ -27,6 +27,7 @@ HEADER = (
     "gate",
     "verdict",
 )
+MEMORY_HEADER = ("row", "raw bytes", "nnxlite bytes", "ratio", "gate", "verdict")
 
 
 def line_of(
@@ -64,10 +65,18 @@ def line_of(
     }
 
 
-def judge(gate: gates.Gate, row: str, size: int | None, us: dict) -> dict[str, Any] | None:
+def memory_line_of(name: str, sizes: dict[str, int]) -> dict[str, Any]:
+    """One line about memory, with its verdict; `sizes` are bytes by library."""
+    judged = [judgement for gate in gates.GATES if (judgement := judge(gate, name, None, sizes))]
+    passes = all(judgement["passes"] for judgement in judged)
+    verdict = "-" if not judged else "pass" if passes else "FAIL"
+    return {"row": name, "size": None, "bytes": sizes, "gates": judged, "verdict": verdict}
+
+
+def judge(gate: gates.Gate, row: str, size: int | None, columns: dict) -> dict[str, Any] | None:
     """How the gate fared on a line, or `None` if it does not apply to it."""
     limit = gate.limit_at(size) if gate.row == row else None
-    measured = gates.ratio_of(gate.ratio, us)
+    measured = gates.ratio_of(gate.ratio, columns)
     if limit is None or measured is None:
         return None
     return {
@@ -110,11 +119,19 @@ def markdown(lines: list[dict[str, Any]], versions: dict[str, str]) -> str:
         f"{summary}. Medians in microseconds per call; `ratio` is nnxlite / raw `jax.jit` on the",
         "same flat leaves (wall and CPU time); A/A is the row's first column against itself.",
     ]
-    for size in dict.fromkeys(line["size"] for line in lines):
+    timed = [line for line in lines if "bytes" not in line]
+    for size in dict.fromkeys(line["size"] for line in timed):
         title = "Rows of one size" if size is None else f"About {size} leaves"
-        parts += ["", f"## {title}", "", _cells(HEADER), _cells(["---"] * len(HEADER))]
-        parts += [_cells(_row(line)) for line in lines if line["size"] == size]
+        rows = [_row(line) for line in timed if line["size"] == size]
+        parts += _section(title, HEADER, rows)
+    of_memory = [_memory_row(line) for line in lines if "bytes" in line]
+    if of_memory:
+        parts += _section("Memory of compiled programs", MEMORY_HEADER, of_memory)
     return "\n".join(parts) + "\n"
+
+
+def _section(title: str, header: tuple[str, ...], rows: list[list[str]]) -> list[str]:
+    return ["", f"## {title}", "", *map(_cells, (header, ["---"] * len(header), *rows))]
 
 
 VERDICTS = ("pass", "FAIL", "noisy")
@@ -137,6 +154,13 @@ def _row(line: dict[str, Any]) -> list[str]:
         "; ".join(_gate(judged) for judged in line["gates"]),
         line["verdict"],
     ]
+
+
+def _memory_row(line: dict[str, Any]) -> list[str]:
+    sizes = line["bytes"]
+    told = [f"{sizes[name]:,}" if name in sizes else "" for name in ("raw", "nnxlite")]
+    ratio = _times(gates.ratio_of(gates.OVER_RAW, sizes))
+    return [line["row"], *told, ratio, "; ".join(map(_gate, line["gates"])), line["verdict"]]
 
 
 def _gate(judged: dict[str, Any]) -> str:

@@ -106,6 +106,53 @@ def test_view_with_a_filter_and_without_attributes():
     assert (seen.a.k, seen.b.k) == (1, 2)
 
 
+class Shouting(Net):
+    """Decides itself what a view of it is."""
+
+    def set_view(self, word: str | None = None, times: int = 1) -> None:
+        """Sets what is shouted.
+
+        Args:
+          word: What to shout,
+            in small letters.
+          times: How often.
+        """
+        if word is not None:
+            self.word = word.upper() * times
+
+
+def test_view_asks_the_method_set_view_where_there_is_one():
+    model = Net(a=Shouting(word="A", loud=False), b=Net(word="b", loud=False))
+    seen = nnx.view(model, word="hey", times=2, loud=True)
+    assert (seen.a.word, seen.b.word) == ("HEYHEY", "hey")
+    assert seen.a.loud and seen.b.loud
+    assert (model.a.word, model.b.word) == ("A", "b")
+    plain = nnx.with_attributes(model, word="hey")
+    assert plain.a.word == "hey"
+
+
+def test_set_view_may_take_everything():
+    class Greedy(Net):
+        def set_view(self, **options):
+            self.options = tuple(sorted(options))
+
+    assert nnx.view(Greedy(), anything=1, more=2).options == ("anything", "more")
+
+
+def test_view_info_tells_what_views_set():
+    model = Net(a=Shouting(), b=[Shouting()], c=nnx.Dropout(0.5), d=Net())
+    assert nnx.view_info(model, only=Net) == (
+        "Shouting:\n"
+        "  word: str | None = None\n"
+        "    What to shout,\n"
+        "    in small letters.\n"
+        "  times: int = 1\n"
+        "    How often."
+    )
+    assert nnx.view_info(model).startswith("Dropout:\n  deterministic: bool | None = None\n")
+    assert nnx.view_info(Net()) == ""
+
+
 def test_view_with_an_unknown_name_is_an_error():
     with pytest.raises(nnx.errors.StructureError, match="has the attribute 'nope'"):
         nnx.view(Net(), nope=1)

@@ -127,9 +127,11 @@ def test_frozenset_that_holds_an_object_is_an_error_with_its_path():
 
 
 @pytest.mark.parametrize("value", [param(1), Net(), [Net()], (1, param(1))])
-def test_object_marked_static_is_an_error_with_its_path(value):
-    with pytest.raises(nnx.errors.StaticValueError, match=r"^model\.x.* is marked static"):
-        nnx.split(Net(x=nnx.static(value)))
+def test_object_put_into_a_static_list_is_an_error_with_its_path(value):
+    net = Net(x=nnx.static([]))
+    net.x.append(value)
+    with pytest.raises(nnx.errors.StaticValueError, match=r"^model\.x\[0\].* is marked static"):
+        nnx.split(net)
 
 
 def test_registered_pytree_that_holds_itself_is_an_error_with_its_path():

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import nnxlite as nnx
 from nnxlite._core.errors import StaticValueError
 from nnxlite._core.keys import typed_key
 
@@ -216,6 +217,20 @@ def test_functions_of_other_code_globals_or_defaults_differ() -> None:
     keyword.__kwdefaults__ = {"x": 1}
     keys = [typed_key(f) for f in (plain, elsewhere, keyword, lambda x: x)]
     assert len(set(keys)) == 4
+
+
+def test_function_that_was_jitted_keeps_its_key() -> None:
+    def plain(x: Any) -> Any:
+        return x
+
+    def with_attribute(x: Any) -> Any:
+        return x
+
+    with_attribute.note = "a"  # type: ignore[attr-defined]  # functions take any
+    for function in (plain, with_attribute):
+        before = typed_key(function)
+        nnx.jit(function)
+        assert typed_key(function) == before
 
 
 def test_attributes_of_a_function_are_part_of_its_key() -> None:

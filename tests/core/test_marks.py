@@ -70,6 +70,48 @@ def test_mark_may_be_changed():
     assert nnx.graphdef(net) is before
 
 
+@pytest.mark.parametrize("value", [param(1), Net(), [Net()], {"a": (param(1),)}], ids=str)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_static_attribute_refuses_what_has_state_at_once(value, is_known):
+    net = Net(a=nnx.static(1))
+    if is_known:
+        nnx.split(net)
+    with pytest.raises(
+        nnx.errors.StaticValueError, match=r"Cannot assign a .* to attribute 'a' of"
+    ):
+        net.a = value
+    assert net.a == 1
+    net.a = nnx.data(value)
+    assert net.a is value
+    assert len(nnx.to_flat_state(nnx.state(net))) == len(jax.tree.leaves(value))
+    with pytest.raises(nnx.errors.StaticValueError, match="is marked static"):
+        net.a = nnx.static(value)
+
+
+def test_static_mark_goes_with_the_attribute():
+    net = Net(a=nnx.static(np.ones(2)))
+    net.a = np.zeros(2)
+    assert data_names(net) == []
+    del net.a
+    net.a = param(1)
+    assert data_names(net) == ["a"]
+
+
+def test_static_items_refuse_what_has_state():
+    items = nnx.List([nnx.static(1), 2])
+    with pytest.raises(nnx.errors.StaticValueError, match="Param to item 0 of List"):
+        items[0] = param(1)
+    with pytest.raises(nnx.errors.StaticValueError, match="Param to item 'a' of Dict"):
+        nnx.Dict(a=nnx.static(param(1)))
+    items[1] = param(2)
+    assert items[0] == 1
+
+
+def test_annotated_static_attribute_refuses_what_has_state():
+    with pytest.raises(nnx.errors.StaticValueError, match="Param to attribute 'mask' of Annotated"):
+        Annotated().mask = param(1)
+
+
 @pytest.mark.parametrize("value", [None, {}, [], (), "text"])
 def test_data_of_nothing_yet_is_no_leaf(value):
     net = Net(cache=nnx.data(value))

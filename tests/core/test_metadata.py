@@ -124,9 +124,10 @@ def test_sharding_has_one_field_under_three_names(name: str) -> None:
     assert variable.has_metadata(name)
     variable.set_metadata(name, (None,))
     variable.set_metadata(**{name: ("model",)})
-    assert variable.out_sharding == ("model",)
+    assert variable.out_sharding == variable.sharding_names == ("model",)
     variable.del_metadata(name)
     assert variable._meta is EMPTY
+    assert variable.sharding_names is None
 
 
 def test_two_names_of_one_field_are_an_error() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite._core.recording import Recorder, object_paths
+from nnxlite._core.owners import object_paths
+from nnxlite._core.recording import Recorder
 from nnxlite._core.records import (
     Bundle,
     ById,
@@ -144,8 +145,8 @@ def test_a_recorder_belongs_to_its_level():
     recorder.check_level(lambda: "this")
     with pytest.raises(TraceLevelError, match=r"^this happens under a plain"):
         jax.jit(lambda x: recorder.check_level(lambda: "this"))(X)
-    with pytest.raises(TraceLevelError, match=r"^this happens under a plain"):
-        Recorder(INTERMEDIATE, cut_off=True).check_level(lambda: "this")
+    with pytest.raises(TraceLevelError, match=r"^this happens far away"):
+        Recorder(INTERMEDIATE, cut_off="far away").check_level(lambda: "this")
 
 
 def crossed(recorder, nodes, clones, body):

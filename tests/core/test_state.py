@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -78,6 +79,45 @@ def test_state_and_model_share_no_variable():
     assert model.head[...].tolist() == [1.0, 1.0]
     assert not model.head.has_metadata("tag")
     assert state.layers[0].kernel[...].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda state, m: nnx.state(m),
+        lambda state, m: state.filter(...),
+        lambda state, m: nnx.State(state),
+        lambda state, m: state | {"more": np.zeros(1)},
+        lambda state, m: copy.copy(state),
+        lambda state, m: nnx.map_state(lambda path, leaf: leaf, state),
+    ],
+    ids=["state", "filter", "State", "or", "copy", "map_state"],
+)
+def test_numpy_arrays_changed_in_place_change_this_state_only(derive):
+    model = Net(w=nnx.Param(np.zeros(2)), bare=np.zeros(2), held=nnx.state(Net(x=np.zeros(2))))
+    state = nnx.split(model)[1]
+    other = derive(state, model)
+    state["w"][...] += 1
+    state["bare"] += 1
+    state["bare"][...] += 1
+    state["held"]["x"] += 1
+    model.bare += 4
+    assert (state["w"][0], state["bare"][0], state["held"]["x"][0]) == (1, 2, 1)
+    assert (other["w"][0], other["bare"][0], other["held"]["x"][0]) == (0, 0, 0)
+    assert (model.w[0], model.bare[0], model.held["x"][0]) == (0, 4, 0)
+
+
+def test_numpy_arrays_of_a_state_are_copied_on_the_way_to_an_object():
+    model = Net(bare=np.zeros(2), held=nnx.state(Net(x=np.zeros(2))))
+    graphdef, state = nnx.split(model)
+    merged = nnx.merge(graphdef, state)
+    nnx.update(model, state)
+    state["bare"] += 1
+    state["held"]["x"] += 1
+    for each in (merged, model):
+        assert (each.bare[0], each.held["x"][0]) == (0, 0)
+        each.bare += 3
+    assert state["bare"][0] == 1
 
 
 def test_constructor_and_setter_take_copies_of_variables():

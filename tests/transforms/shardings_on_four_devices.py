@@ -1,4 +1,4 @@
-"""Shardings of jit on four devices; `test_shardings.py` runs this in a process that has them."""
+"""Shardings of jit on four devices; `test_four_devices.py` runs this in a process that has them."""
 
 from typing import Any
 

@@ -129,6 +129,17 @@ def test_state_gives_roles_by_path():
     assert roles_of(cell, role) == {("n",): None, ("w",): PartitionSpec("x")}
 
 
+@pytest.mark.parametrize("cls", [nnx.StateAxes, nnx.StateSharding])
+def test_roles_by_filter_are_made_of_a_state_of_roles(cls):
+    whole, split = PartitionSpec(), PartitionSpec("x")
+    roles = cls(nnx.State({"a": {"b": whole, "c": nnx.Param(split)}, "d": whole}))
+    found = [roles.role(path, None) for path in (("a", "b"), ("a", "c"), ("d",))]
+    assert found == [whole, split, whole]
+    assert len(roles.filters) == 2  # one for all paths of a role
+    with pytest.raises(StructureError, match=r"has no filter for model\.e"):
+        roles.role(("e",), None)
+
+
 def test_state_of_roles_may_end_above_the_leaves():
     tree = Tree()
     roles = roles_of(tree, nnx.State({"again": 5, "items": {0: {"n": 6}}}))

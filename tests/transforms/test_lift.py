@@ -383,7 +383,7 @@ class Total:
     def key(self):
         return "total"
 
-    def inputs(self, nodes):
+    def inputs(self, nodes, use=None):
         return self.total
 
     @contextmanager

@@ -430,6 +430,13 @@ def test_eager_calls_of_equal_structure_share_a_trace():
     assert len(runs) == 1 and np.array_equal(bank.n[...], [3, 3, 3])
 
 
+def test_each_value_of_a_flag_keeps_its_trace():
+    f, runs = counted(lambda c, up, x: c + x if up else c - x)
+    run = nnx.scan(f, in_axes=(nnx.Carry, None, 0), out_axes=nnx.Carry)
+    assert [float(run(f32(0), up, xs)) for up in (True, False) * 2] == [3, -3, 3, -3]
+    assert len(runs) == 2
+
+
 def test_closed_over_objects_are_read_anew():
     run, found = nnx.scan(lambda c, x: (c + model.w[...], x)), []
     for model in (Cell(1.0), Cell(2.0), Cell(3.0)):  # noqa: B007 (the closure reads it)

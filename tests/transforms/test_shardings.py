@@ -1,9 +1,4 @@
-"""Shardings of jit. Those that need several devices run in a process that has four."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Shardings of jit. What needs several devices is in `shardings_on_four_devices.py`."""
 
 import jax
 import jax.numpy as jnp
@@ -13,23 +8,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 import nnxlite as nnx
 from nnxlite._core.errors import StructureError
 from tests.transforms.samples import Cell
-
-ON_FOUR_DEVICES = Path(__file__).with_name("shardings_on_four_devices.py")
-
-
-def test_on_four_devices():
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ON_FOUR_DEVICES)],
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-5000:]
-    # The file skips itself where there are fewer devices: here none of it may be skipped.
-    assert "passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-500:]
 
 
 def replicated():
