@@ -26,6 +26,7 @@ ROWS = [
     "_core.statedef",
     "_core.graph _core.spots _core.outline _core.state",
     "_core.owners",
+    "_core.recorded",
     "_core.build _core.plan _core.marks _core.state_forms _core.recording",
     "_core.split _core.clone _core.iterate _core.pytree _core.sowing",
     "_core.merge _core.pop _core.attributes _core.capture _core.trees",

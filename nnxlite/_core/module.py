@@ -249,7 +249,8 @@ class Module(Pytree):
           name: The name below this module.
           value: Any pytree of arrays.
           reduce_fn: `reduce_fn(before, value)` joins values of one name; by default they are
-            collected in a tuple.
+            collected in a tuple. In a `while_loop` or `fori_loop` it has to accumulate: what it
+            gives keeps one structure and shape.
           init_fn: Gives what stands before the first value; by default the empty tuple.
 
         Returns:

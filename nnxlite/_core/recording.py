@@ -11,7 +11,7 @@ do so: a record made under it has another level, which is an error.
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._core.agreement import agreed
-from nnxlite._core.errors import Path, StructureError, TraceLevelError
+from nnxlite._core.errors import Path
 from nnxlite._core.extras import MAPPED, TRAVELLING, Nodes, Use, travelling
 from nnxlite._core.kinds import OBJECT, kind_of
-from nnxlite._core.owners import Owners, found
+from nnxlite._core.owners import found
+from nnxlite._core.recorded import UNDER_PLAIN_JAX, Recorded
 from nnxlite._core.records import (
-    OF_OUTPUTS,
     ONWARD,
     WHOLE,
     Bundle,
@@ -35,172 +35,34 @@ from nnxlite._core.records import (
     Label,
     Outcome,
     Record,
-    Reduce,
     Reduction,
     Stranger,
-    Total,
     Wanted,
-    same,
 )
 from nnxlite._core.scope import OUTPUTS
-from nnxlite._core.totals import (
-    Totalled,
-    check_growth,
-    constant_of,
-    is_scalar,
-    joined_in_loop,
-)
-from nnxlite._core.trace import current_level
-from nnxlite._core.variable import Variable
-
-UNDER_PLAIN_JAX = (
-    "under a plain JAX transform that stands between the capture and the module, and JAX gives no "
-    "way to hand the value out. Use the transform of nnxlite (nnx.jit, nnx.grad, nnx.vmap, "
-    "nnx.scan, ...) in its place, or capture inside of it and return the captured State."
-)
+from nnxlite._core.totals import Totalled
 
 
-LEFT_OUT = (
-    "a plain JAX transform, or a function with a derivative rule of its own, stands between the "
-    "capture and the methods, and gives no way to hand them out. Use the transform of nnxlite in "
-    "place of that of JAX."
-)
-
-LEFT_OUT_OF_LOOP = (
-    "{} is a loop whose number of steps is not known when it is compiled, so there is no room for "
-    "the outputs of all steps. nnx.scan stacks them."
-)
-
-
-class Recorder(Owners, Totalled):
+class Recorder(Recorded, Totalled):
     """Takes the records of one capture at one trace level. An `Extras`, so transforms thread it.
 
     Args:
       wanted: What to record.
       init: Initial values of perturbations, by label and name.
-      learning: Only note which perturbations are met, and record nothing.
-      inner: Whether it stands in for another one inside a transform; then values wait to be joined.
-      cut_off: Why no value can be handed out from here to the capture, for messages; else empty.
-      loop: How messages call the loop whose body it works in, at its own level; else empty.
-      condition: How they call the condition that it works in; else empty.
+      **where: Where it works; see `Recorded`.
     """
 
     def __init__(
         self,
         wanted: Wanted,
         init: Mapping[Label, Mapping[str, Any]] | None = None,
-        *,
-        learning: bool = False,
-        inner: bool = False,
-        cut_off: str = "",
-        loop: str = "",
-        condition: str = "",
+        **where: Any,
     ) -> None:
-        super().__init__()
-        self.wanted, self.learning = wanted, learning
-        self.inner, self.cut_off = inner, cut_off
-        self.loop, self.condition = loop, condition
+        super().__init__(wanted, **where)
         self.init: dict[Label, dict[str, Any]] = {k: dict(v) for k, v in (init or {}).items()}
-        self.records: dict[Label, dict[Key, Record]] = {}
-        self.met: dict[Label, dict[str, None]] = {}
-        self.skipped: dict[str, str] = {}
         self._paths_inside: dict[Label, Path] = {}  # of the transform that is entered
 
-    # Records.
-
-    def wants(self, kind: type[Variable]) -> bool:
-        """Tells whether records of this kind are taken."""
-        return self.wanted.place_of(kind) is not None
-
-    def add(
-        self,
-        owner: Any,
-        kind: type[Variable],
-        name: str,
-        value: Any,
-        reduce: Reduce,
-        init: Callable[[], Any],
-    ) -> None:
-        """Records one value."""
-        label = self.label(owner)
-        if self.learning:
-            return
-        key = Key(self.wanted.place_of(kind) or kind, name)
-        if self.condition:
-            raise self._in_condition(self.describe(owner), name)
-        record = self.records.setdefault(label, {}).get(key)
-        if record is None or record.reduce is None:
-            made = Record(kind, reduce, None, ())
-            if self.inner and made.accumulates:
-                start, constant = constant_of(init)
-                made = made._replace(start=start, constant=constant)
-            else:
-                made = made._replace(start=init())
-            if record is not None:  # it was handed in
-                made = made._replace(start=record.start, total=True)
-            record = made
-        self._join(lambda: self.describe(owner), label, key, record, (value,))
-
-    def _join(
-        self,
-        who: Callable[[], str],
-        label: Label,
-        key: Key,
-        record: Record,
-        values: Sequence[Any],
-    ) -> None:
-        """Puts a record with more values in its place."""
-        if (self.loop or self.condition) and record.reduce in OF_OUTPUTS:
-            return self.leave_out(f"{who()}.{key.name}")
-        if self.loop:
-            joined = joined_in_loop(self.loop, who, key.name, record, values)
-        elif self.inner:
-            joined = record.with_more(values)
-        else:
-            joined = record.joined_to(values)
-        self.records.setdefault(label, {})[key] = joined
-        return None
-
-    def _in_condition(self, who: str, name: str) -> StructureError:
-        return StructureError(
-            f"{self.condition}: {who} sows {name!r} in the condition of a loop, which hands out a "
-            "boolean alone. Sow in the body."
-        )
-
-    def leave_out(self, output: str) -> None:
-        """Notes that the output of a method is not recorded."""
-        loop = self.loop or self.condition
-        self.skipped[output] = LEFT_OUT_OF_LOOP.format(loop) if loop else LEFT_OUT
-
-    @property
-    def takes_outputs(self) -> bool:
-        """Whether outputs of methods can be recorded here."""
-        return self.at_its_level() and not self.loop and not self.condition
-
-    def meet(self, owner: Any, name: str) -> str:
-        """Notes that an object perturbs a value, and returns the name it goes by.
-
-        Where each value has a name of its own, a name that the object has used is numbered: `h`,
-        `h#1`, `h#2`.
-        """
-        used = self.met.setdefault(self.label(owner), {})
-        free, number = name, 0
-        while self.wanted.each and free in used:
-            number += 1
-            free = f"{name}#{number}"
-        used[free] = None
-        return free
-
-    def at_its_level(self) -> bool:
-        """Tells whether the running trace is the recorder's, and no plain one stands around it."""
-        return self.level == current_level() and not self.cut_off
-
-    def check_level(self, what: Callable[[], str]) -> None:
-        """Raises if the running trace is another than the recorder's."""
-        if not self.at_its_level():
-            raise TraceLevelError(f"{what()} happens {self.cut_off or UNDER_PLAIN_JAX}")
-
-    # As an Extras: outside of a transform.
+    # Outside of a transform.
 
     def key(self) -> Hashable:
         return self.wanted, self.learning
@@ -224,7 +86,7 @@ class Recorder(Owners, Totalled):
         }
         self._paths_inside = paths
         running = [(numbers[n], method) for n, method in OUTPUTS.running if n in numbers]
-        totals = list(self._totals(places, use))
+        totals = list(self.handed_in(places, use))
         given = Given(
             tuple((places[label], name) for label, name in self._sent()),
             tuple(n for number, n in numbers.items() if number not in self.owners),
@@ -240,18 +102,6 @@ class Recorder(Owners, Totalled):
         )
         values = [self.init[label][name] for label, name in self._sent()]
         return Bundle(given, [*values, *(start for _, start in totals)])
-
-    def _totals(self, places: Mapping[Label, Label], use: Use) -> Iterator[tuple[Total, Any]]:
-        """Yields what values inside are to be joined to, of what was recorded before."""
-        if not (use.loop or use.once) or not self.at_its_level():
-            return
-        for label, records in self.records.items():
-            for key, record in records.items():
-                if label not in places or not (record.accumulates or record.reduce is None):
-                    continue
-                joined = record.joined_to(record.values)
-                if use.loop or joined.total or joined.steady:
-                    yield Total(places[label], key, record.kind, False), joined.start
 
     def _sent(self) -> list[tuple[Label, str]]:
         """Lists the perturbations to hand in: all but those of strangers that are gone."""
@@ -321,41 +171,7 @@ class Recorder(Owners, Totalled):
         for label, names in outcome.met:
             self.met.setdefault(self._outer(label, nodes, known), {})[names] = None
         for entry, (start, values) in zip(outcome.entries, outputs.values, strict=True):
-            self._take(self._outer(entry.label, nodes, known), entry, start, values)
-
-    def _take(self, label: Label, entry: Entry, start: Any, values: Sequence[Any]) -> None:
-        """Takes one record from inside a transform."""
-        key, reduce = entry.key, entry.reduce.function
-        records = self.records.setdefault(label, {})
-        before = records.get(key)
-        made = Record(entry.kind, reduce, start, (), entry.constant)
-        if not entry.total and is_scalar(entry.constant):  # then no axis of a map belongs in front
-            made = made._replace(start=entry.constant.value)
-        if before is not None and before.reduce is None:  # it was handed in
-            before = made._replace(start=before.start, total=True)
-
-        def who() -> str:
-            return self.describe_label(label)
-
-        if self.condition and reduce not in OF_OUTPUTS:
-            raise self._in_condition(who(), key.name)
-        if entry.total and reduce is same:  # a perturbation, the same at each step
-            self._join(who, label, key, before or made._replace(start=None), (start,))
-        elif entry.total == ONWARD:
-            assert before is not None, "it was handed in"
-            if self.loop and before.total:
-                check_growth(self.loop, who, key.name, before.start, start)
-            records[key] = before._replace(start=start, values=(), total=True)
-        elif entry.total == WHOLE:
-            if before is not None:
-                raise StructureError(
-                    f"{who()} sows {key.name!r} in a loop, and did so before in the same capture, "
-                    "and a transform in between does not hand the total on. Sow under two names, "
-                    "or sow the total that the loop returns, once, outside of it."
-                )
-            records[key] = made._replace(total=True)
-        else:
-            self._join(who, label, key, before or made, values)
+            self.take(self._outer(entry.label, nodes, known), entry, start, values)
 
     def _outer(self, label: Label, nodes: Nodes, known: dict[Label, Label]) -> Label:
         """Returns the label, out here, of what has this one inside."""
@@ -368,7 +184,7 @@ class Recorder(Owners, Totalled):
             )
         return known[label]
 
-    # As an Extras: inside of a transform.
+    # Inside of a transform.
 
     @contextmanager
     def inside(self, inputs: Bundle, nodes: Nodes) -> Iterator[Callable[[], Bundle]]:

@@ -348,6 +348,112 @@ def trace_module(library, size):
     return Contender(lambda _: jax.jit(lambda tree: tree).trace(model))
 
 
+# The other transforms, called eagerly on an object that does not change
+
+
+STEPS = 8
+
+
+def product(library: Any) -> Callable:
+    """One small operation on a model, `(model, x) -> x`: the rows are about what a call adds."""
+    if library.name == "raw":
+        return lambda model, x: x @ model[-2]
+    return lambda model, x: x @ model.head.kernel[...]
+
+
+def transforming(library: Any, size: int, raw: Callable, lifted: Callable) -> Contender:
+    """Calls what `raw` or `lifted` makes of the operation, once: both are kept between calls."""
+    x, _ = models.batch()
+    make = raw if library.name == "raw" else functools.partial(lifted, library.nnx)
+    return awaiting(make(product(library)), library.model(blocks_of(size)), x)
+
+
+@row("eager vmap", ("raw", "nnxlite"), largest=LARGEST_WITH_PEERS)
+def eager_vmap(library, size):
+    return transforming(
+        library,
+        size,
+        lambda f: jax.vmap(f, in_axes=(None, 0)),
+        lambda nnx, f: nnx.vmap(f, in_axes=(None, 0)),
+    )
+
+
+@row("eager scan", ("raw", "nnxlite"), largest=LARGEST_WITH_PEERS)
+def eager_scan(library, size):
+    def raw(f):
+        def body(carry, _):
+            model, x = carry
+            return (model, f(model, x)), None
+
+        return lambda model, x: jax.lax.scan(body, (model, x), None, length=STEPS)[0][1]
+
+    return transforming(
+        library,
+        size,
+        raw,
+        lambda nnx, f: nnx.scan(f, in_axes=(None, nnx.Carry), out_axes=nnx.Carry, length=STEPS),
+    )
+
+
+@row("eager remat", ("raw", "nnxlite"), largest=LARGEST_WITH_PEERS)
+def eager_remat(library, size):
+    return transforming(library, size, jax.checkpoint, lambda nnx, f: nnx.remat(f))
+
+
+@row("eager cond", ("raw", "nnxlite"), largest=LARGEST_WITH_PEERS)
+def eager_cond(library, size):
+    yes = jnp.array(True)
+
+    def choosing(cond: Callable, f: Callable) -> Callable:
+        other = lambda model, x: x  # noqa: E731  # the same at each call
+        return lambda model, x: cond(yes, f, other, model, x)
+
+    return transforming(
+        library,
+        size,
+        functools.partial(choosing, jax.lax.cond),
+        lambda nnx, f: choosing(nnx.cond, f),
+    )
+
+
+@row("eager while_loop", ("raw", "nnxlite"), largest=LARGEST_WITH_PEERS)
+def eager_while_loop(library, size):
+    def looping(while_loop: Callable, f: Callable) -> Callable:
+        def goes_on(value):
+            return value[0] < STEPS
+
+        def step(value):
+            count, model, x = value
+            return count + 1, model, f(model, x)
+
+        start = jnp.int32(0)
+        return lambda model, x: while_loop(goes_on, step, (start, model, x))[2]
+
+    return transforming(
+        library,
+        size,
+        functools.partial(looping, jax.lax.while_loop),
+        lambda nnx, f: looping(nnx.while_loop, f),
+    )
+
+
+@row("eager fori_loop", ("raw", "nnxlite"), largest=LARGEST_WITH_PEERS)
+def eager_fori_loop(library, size):
+    def looping(fori_loop: Callable, f: Callable) -> Callable:
+        def step(_, value):
+            model, x = value
+            return model, f(model, x)
+
+        return lambda model, x: fori_loop(0, STEPS, step, (model, x))[1]
+
+    return transforming(
+        library,
+        size,
+        functools.partial(looping, jax.lax.fori_loop),
+        lambda nnx, f: looping(nnx.fori_loop, f),
+    )
+
+
 # Rows of one size
 
 
