@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -20,13 +20,14 @@ from tests.isomorphism import assert_isomorphic, difference, reachable
 from tests.programs import ALL_EFFECTS, Program, programs, watching
 from tests.slices import Unjoinable, map_arrays, tiled
 from tests.strategies import Blueprint, blueprints
-from tests.transforms.table import TRANSFORMS, Function, Result, Transform, copies
+from tests.transforms.lifts import Function, Result, copies
+from tests.transforms.table import TRANSFORMS, Transform
 
 # What may stand around a mapped function: no step of these makes an array.
 SAFE_AROUND_TILES = frozenset({"read", "value", "static", "metadata", "record"})
 HARMLESS = frozenset({"read", "output", "record"})
-# How errors say where: by argument and path, by the class of an object, or by a record.
-PLACE = re.compile(r"\b(args|roots|carry|value|state)\b|\b(Block|Net)\b|\b(sown|perturbed)\w*")
+# How errors say where: by argument and path, or by the name of a record.
+PLACE = re.compile(r"\b(args|carry|value)\[\d\]|'(sown|perturbed)\w*'")
 
 
 # A step that acted: whether it is one of the inner program, and its effect.
@@ -35,13 +36,16 @@ Seen = tuple[bool, str]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One case. `around` runs before and after the inner of two transforms."""
+    """One case. `around` runs before and after the inner of two transforms.
+
+    With `between` there are two calls, and it changes the objects between them.
+    """
 
     transforms: tuple[str, ...]
     blueprint: Blueprint
     program: Program
     around: Program | None = None
-    calls: int = 1
+    between: Program | None = None
 
     @property
     def entries(self) -> list[Transform]:
@@ -111,25 +115,35 @@ def check(case: Case) -> None:
     """Runs a case both ways and compares; raises AssertionError if the law does not hold."""
     eager, lifted = case.build(), case.build()
     plain, run = case.plain(), case.lifted()
-    for call in range(case.calls):
-        if call and case.is_mapped and not has_arrays(eager):
-            return  # all was removed, and nothing is left to map
-        nodes, kept = reachable(lifted), copies(lifted)
-        expected: Any = None
-        with tape.plain(), watching() as steps, contextlib.suppress(Unjoinable):
-            expected = plain(*eager)
-        acted = [(program is case.program, effect) for program, effect in steps]
-        refused = case.refused(acted)
-        try:
-            found = run(*lifted)
-        except (ValueError, TypeError, RuntimeError) as error:
-            if not refused:
-                raise
-            _check_failure(error, kept, lifted, nodes if case.stays(acted) else None)
-            return
-        assert expected is not None, "the steps differ in structure, and no error says so"
-        assert_isomorphic((eager, expected), (lifted, found))
-        assert not _has_to_be_refused(refused, acted, kept, eager), f"no error for {refused}"
+    if not _agree(case, plain, eager, run, lifted) or case.between is None:
+        return
+    case.between(*eager)
+    case.between(*lifted)
+    if not case.is_mapped or has_arrays(eager):  # else nothing is left to map
+        _agree(case, plain, eager, run, lifted)
+
+
+def _agree(
+    case: Case, plain: Function, eager: tuple[Any, ...], run: Function, lifted: tuple[Any, ...]
+) -> bool:
+    """Makes one call both ways; tells whether it was done, and not refused."""
+    nodes, kept = reachable(lifted), copies(lifted)
+    expected: Any = None
+    with tape.plain(), watching() as steps, contextlib.suppress(Unjoinable):
+        expected = plain(*eager)
+    acted = [(program is case.program, effect) for program, effect in steps]
+    refused = case.refused(acted)
+    try:
+        found = run(*lifted)
+    except (ValueError, TypeError, RuntimeError) as error:
+        if not refused:
+            raise
+        _check_failure(error, kept, lifted, nodes if case.stays(acted) else None)
+        return False
+    assert expected is not None, "the steps differ in structure, and no error says so"
+    assert_isomorphic((eager, expected), (lifted, found))
+    assert not _has_to_be_refused(refused, acted, kept, eager), f"no error for {refused}"
+    return True
 
 
 def _check_failure(error: Exception, before: Any, after: Any, nodes: list[Any] | None) -> None:
@@ -165,20 +179,31 @@ def cases(draw: st.DrawFn, transforms: tuple[str, ...]) -> Case:
     drawn = frozenset.intersection(*(entry.draws for entry in entries))
     allowed = drawn.difference(*(entry.forbids | entry.may_refuse for entry in entries))
     # Two of three programs are to run to their end.
-    program = draw(_programs(draw(st.sampled_from([allowed, drawn, allowed])), 12))
+    program = draw(_programs(draw(st.sampled_from([allowed, drawn, allowed])), 10))
     around = None
     if len(entries) == 2:
-        effects = entries[0].draws & (
-            ALL_EFFECTS if entries[1].tiled is None else SAFE_AROUND_TILES
-        )
+        effects = entries[0].draws & _safe(entries[1:])
         effects = draw(st.sampled_from([effects - entries[0].forbids, effects]))
         around = dataclasses.replace(draw(_programs(effects, 3)), name="_around")
+    between = draw(_programs(_safe(entries), 2)) if draw(st.booleans()) else None
     blueprint = draw(_blueprints(draw(st.integers(1, 2))))
-    return Case(transforms, blueprint, program, around, draw(st.sampled_from([1, 1, 2])))
+    return Case(transforms, blueprint, program, around, between)
+
+
+def _safe(entries: Sequence[Transform]) -> frozenset[str]:
+    """Returns the effects that leave all arrays mapped, if these transforms map them."""
+    return ALL_EFFECTS if all(entry.tiled is None for entry in entries) else SAFE_AROUND_TILES
 
 
 @functools.cache
 def _programs(effects: frozenset[str], max_steps: int) -> st.SearchStrategy[Program]:
+    # Of few effects each: of many, all programs would change the structure.
+    chosen = st.frozensets(st.sampled_from(sorted(effects)), min_size=1, max_size=4)
+    return chosen.flatmap(lambda some: _programs_of(some, max_steps))
+
+
+@functools.cache
+def _programs_of(effects: frozenset[str], max_steps: int) -> st.SearchStrategy[Program]:
     return programs(effects, max_steps=max_steps)
 
 

@@ -99,3 +99,18 @@ def test_a_pytree_value_is_mapped_from_the_end_whatever_its_metadata():
     shape = nnx.vmap(body, in_axes=-1, out_axes=None)(net)
     assert shape == (3,)
     assert_isomorphic({"u": jnp.ones((2,)), "v": jnp.ones((3, 2))}, net.both.value)
+
+
+@pytest.mark.parametrize("leaves", [1, 20])
+def test_eval_shape_asks_jax_as_often_for_many_leaves_as_for_one(leaves, monkeypatch):
+    calls, ask = [], jax.eval_shape
+
+    def counted(*args):
+        calls.append(args)
+        return ask(*args)
+
+    net = Net()
+    net.leaves = [nnx.Param(jnp.float32(n)) for n in range(leaves)]
+    monkeypatch.setattr(jax, "eval_shape", counted)
+    nnx.eval_shape(lambda net: net, net)
+    assert len(calls) == 2  # the function, and what it leaves as it is

@@ -168,29 +168,39 @@ def test_a_capture_sees_nothing_of_threads_beside_it():
     assert taken is False
 
 
-class Named(nnx.Module):
+class Inner(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.inner(x)
-
-    def inner(self, x: jax.Array) -> jax.Array:
         return jnp.sin(x)
 
 
-def has_scopes() -> bool:
-    """Tells whether operations staged now carry the names of modules."""
-    text = jax.jit(lambda x: Named()(x)).lower(X).as_text(debug_info=True)
-    return re.search(r'loc\("jit\(<lambda>\)/Named', text) is not None
+class Outer(nnx.Module):
+    """Waits for others before it calls what is inside."""
+
+    def __init__(self) -> None:
+        self.inner = Inner()
+
+    def __call__(self, x: jax.Array, meet: threading.Barrier) -> jax.Array:
+        meet.wait(30)
+        return self.inner(x)
+
+
+def scopes_of(model: Outer, meet: threading.Barrier) -> set[str]:
+    """Returns the names of the operations that a model stages."""
+    text = jax.jit(lambda x: model(x, meet)).lower(X).as_text(debug_info=True)
+    return set(re.findall(r'loc\("jit\(<lambda>\)/([^"]*)"', text))
 
 
 def test_overridden_scopes_hold_in_their_thread_alone():
+    meet = threading.Barrier(THREADS)
+
     def work(n):
         for _ in range(3):
             with nnx.override_named_call(enable=bool(n % 2)):
-                yield has_scopes()
+                yield scopes_of(Outer(), meet)
 
     found = side_by_side(lambda n: list(work(n)))
-    assert found == [[bool(n % 2)] * 3 for n in range(THREADS)]
-    assert has_scopes()
+    assert found == [[{"Outer/inner/sin"} if n % 2 else {"sin"}] * 3 for n in range(THREADS)]
+    assert scopes_of(Outer(), threading.Barrier(1)) == {"Outer/inner/sin"}
 
 
 def test_one_jitted_function_is_traced_for_each_setting_of_scopes():
