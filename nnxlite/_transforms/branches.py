@@ -35,7 +35,7 @@ from nnxlite._transforms.packing import Out, OutDef, Update
 
 @mode_flags()
 def cond(
-    pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], /, *operands: Any
+    pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any
 ) -> Any:
     """Calls one of two functions of objects, by a traced boolean.
 
@@ -65,7 +65,7 @@ def cond(
 
 
 @mode_flags()
-def switch(index: Any, branches: Sequence[Callable[..., Any]], /, *operands: Any) -> Any:
+def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
     """Calls one of several functions of objects, by a traced index.
 
     Args:

@@ -115,14 +115,31 @@ class CustomVjpFunction(RuleFunction):
         self.bwd: Callable[..., Any] | None = None
         self.wants_updates = False
 
-    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+    def defvjp(
+        self,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        symbolic_zeros: bool = False,
+        optimize_remat: bool = False,
+    ) -> None:
         """Sets the rule.
 
         Args:
           fwd: Takes the arguments of the function, and returns a pair: the result, and residuals
             for `bwd`, which may hold arrays, States and objects.
           bwd: `bwd(*nondiff, residuals, g)` returns a tuple of cotangents.
+          symbolic_zeros: Accepted if False, for programs of `jax.custom_vjp`.
+          optimize_remat: The same.
         """
+        for name, option in (
+            ("symbolic_zeros", symbolic_zeros),
+            ("optimize_remat", optimize_remat),
+        ):
+            if option:
+                raise NotImplementedError(
+                    f"{self._lift.title}: defvjp has {name}={option!r}, which rules over objects "
+                    "cannot follow. Leave it out, or give a function of arrays to jax.custom_vjp."
+                )
         for name, rule in (("fwd", fwd), ("bwd", bwd)):
             if not callable(rule):
                 raise TypeError(

@@ -1,11 +1,12 @@
 """Likeness: whether functions that are made anew at each call do the same.
 
 A loop or a branch gets its functions at the call, often lambdas. Two do the same if their code is
-the same and whatever it reaches besides its arguments is: cells, defaults, and globals. Numbers,
-strings and the like are compared by value, modules, classes and functions of other files by
-identity. What can change in place (a list, an array of NumPy, an object of some class) cannot be
-compared at all, and neither are arrays, which a key would keep alive: then a function is like
-itself only, as long as all these are the same objects.
+the same and whatever it reaches besides its arguments is: cells, defaults, globals, and what it
+reads of classes and modules. Numbers, strings and the like are compared by value, and what comes
+with Python or was installed by identity. What can change in place (a list, an array of NumPy, an
+object of some class) cannot be compared at all, and neither are arrays, which a key would keep
+alive: then a function is like itself only, as long as all these are the same objects. So is one
+that looks things up by names that are made while it runs.
 """
 
 import dis
@@ -14,6 +15,7 @@ import functools
 import inspect
 import os
 import sys
+import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -63,7 +65,7 @@ def likeness_of(function: Callable[..., Any]) -> Likeness:
     return Likeness(key, walk.exact, walk.holds_object)
 
 
-_STEADY = (type, types.ModuleType, enum.Enum, np.ufunc, np.dtype, jnp.ufunc, type(jnp.float32))
+_STEADY = (enum.Enum, np.ufunc, np.dtype, jnp.ufunc, type(jnp.float32))
 """What stays as it is, and is compared by identity."""
 
 _BY_VALUE = (np.generic, slice, range)
@@ -76,7 +78,7 @@ class _Walk:
         self.exact = True
         self.holds_object = False
         self._met: dict[int, int] = {}
-        self._file = ""  # of the function under way
+        self._read: frozenset[str] = frozenset()  # names in the function under way
 
     def of_function(self, function: Callable[..., Any]) -> Hashable:
         """Returns the key of the function itself, by code where that is possible."""
@@ -96,7 +98,9 @@ class _Walk:
             return self._function(value)
         if isinstance(value, tuple):
             return (cls, *[self._token(item, own) for item in value])
-        if isinstance(value, _STEADY) or _is_global(value):
+        if isinstance(value, type | types.ModuleType):
+            return self._namespace(value)
+        if isinstance(value, _STEADY) or (_is_installed(value) and _is_global(value)):
             return Same(value)
         if isinstance(value, _BY_VALUE):
             return typed_key(value)
@@ -128,27 +132,44 @@ class _Walk:
             return _Weak.of(node), node._meta
         return _Weak.of(node)
 
+    def _namespace(self, value: Any) -> Hashable:
+        """Keys a class or a module by what the function may read of it."""
+        if _is_installed(value):
+            return Same(value)
+        met = self._met.get(id(value))
+        if met is not None:
+            return Same(value), met
+        self._met[id(value)] = len(self._met)
+        found = [(name, inspect.getattr_static(value, name, None)) for name in sorted(self._read)]
+        read = [(name, self._token(x, own=False)) for name, x in found if x is not None]
+        del self._met[id(value)]  # another function may read something else of it
+        return Same(value), tuple(read)
+
     def _function(self, function: types.FunctionType) -> Hashable:
         depth = self._met.get(id(function))
         if depth is not None:
             return (types.FunctionType, depth)
-        code, outer = function.__code__, self._file
-        if outer not in ("", code.co_filename) and _is_global(function):
+        if _is_installed(function) and _is_global(function):
             return Same(function)
+        code, outer = function.__code__, self._read
         self._met[id(function)] = len(self._met)
-        self._file = code.co_filename
+        self._read, looks_up = _names_in(code)
+        if looks_up:
+            self.exact = False
         cells = [_content(cell) for cell in function.__closure__ or ()]
         defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
+        own = {name: x for name, x in vars(function).items() if not name.startswith("__")}
         key = (
             code,
             function.__qualname__,
             tuple([self._token(content, own=True) for content in cells]),
             tuple([self._token(default, own=True) for default in defaults[0]]),
             tuple([(name, self._token(x, own=True)) for name, x in sorted(defaults[1].items())]),
+            tuple([(name, self._token(x, own=True)) for name, x in sorted(own.items())]),
             id(function.__globals__),  # which the function holds
             tuple(self._globals(function.__globals__, code)),
         )
-        self._file = outer
+        self._read = outer
         return key
 
     def _globals(self, values: dict[str, Any], code: types.CodeType) -> Iterator[Hashable]:
@@ -162,8 +183,19 @@ def _is_global(value: Any) -> bool:
     if not callable(value):
         return False
     name = getattr(value, "__qualname__", None)
-    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    module = _module_of(value)
     return type(name) is str and module is not None and vars(module).get(name) is value
+
+
+def _is_installed(value: Any) -> bool:
+    """Tells whether a class, a function or a module comes with Python or was installed."""
+    module = value if isinstance(value, types.ModuleType) else _module_of(value)
+    file = getattr(module, "__file__", None)
+    return module is not None and (file is None or file.startswith(_INSTALLED))
+
+
+def _module_of(value: Any) -> types.ModuleType | None:
+    return sys.modules.get(getattr(value, "__module__", None) or "")
 
 
 def _content(cell: types.CellType) -> Any:
@@ -189,11 +221,35 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> tuple[frozenset[str], bool]:
+    """Returns the names of globals and attributes in a code, and whether it may make up others."""
+    names, looks_up = set(code.co_names), not _LOOKUPS.isdisjoint(code.co_names)
+    looks_up |= any(each.opname == "IMPORT_NAME" for each in dis.get_instructions(code))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner, inner_looks_up = _names_in(constant)
+            names |= inner
+            looks_up |= inner_looks_up
+    return frozenset(names), looks_up and not code.co_filename.startswith(_LIBRARIES)
+
+
+_LOOKUPS = frozenset(("environ", "eval", "exec", "getattr", "getenv", "globals", "vars"))
+
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 # What these read beside their arguments are settings that JAX's own caches are keyed by.
 _LIBRARIES = tuple(
     os.path.dirname(path) + os.sep for path in (os.path.dirname(__file__), inspect.getfile(jax))
+)
+
+_INSTALLED = (
+    *_LIBRARIES,
+    *{
+        path + os.sep
+        for kind, path in sysconfig.get_paths().items()
+        if kind in ("stdlib", "platstdlib", "purelib", "platlib")
+    },
 )
 
 

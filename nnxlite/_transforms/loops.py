@@ -36,7 +36,7 @@ from nnxlite._transforms.packing import Out
 
 @mode_flags()
 def while_loop(
-    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any, /
+    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
 ) -> Any:
     """Calls `body_fun` on a value that may hold objects, while `cond_fun` of it is true.
 
@@ -126,7 +126,6 @@ def fori_loop(
     upper: Any,
     body_fun: Callable[[Any, Any], Any],
     init_val: Any,
-    /,
     *,
     unroll: int | bool | None = None,
 ) -> Any:

@@ -111,13 +111,18 @@ class SpectralNorm(Module):
         """
         if update_stats is None:
             update_stats = not self.use_running_average
-        normalized, estimates = [], []
-        for path, weight in self._matrices():
-            stats = get_at(self.batch_stats, path, "SpectralNorm")
-            value, u, sigma = self._normalized(weight.get_raw_value(), stats["u"][...])
-            normalized.append((weight, value))
-            estimates += [(stats["u"], u), (stats["sigma"], sigma)]
-        with standing_in(normalized):
+        estimates: list[tuple[BatchStat[Any], jax.Array]] = []
+
+        def normalized() -> list[tuple[Param[Any], jax.Array]]:
+            found = []
+            for path, weight in self._matrices():
+                stats = get_at(self.batch_stats, path, "SpectralNorm")
+                value, u, sigma = self._normalized(weight.get_raw_value(), stats["u"][...])
+                found.append((weight, value))
+                estimates.extend([(stats["u"], u), (stats["sigma"], sigma)])
+            return found
+
+        with standing_in(normalized, "SpectralNorm"):
             y = self.layer_instance(x)
         if update_stats:
             for stat, estimate in estimates:

@@ -105,12 +105,14 @@ class WeightNorm(Module):
           StructureError: The layer has a kernel that it did not have when this was made.
           ValueError: A kernel lacks one of the feature axes.
         """
-        normalized = [
+        with standing_in(self._all_normalized, "WeightNorm"):
+            return self.layer_instance(x, *args, **kwargs)
+
+    def _all_normalized(self) -> list[tuple[Param[Any], jax.Array]]:
+        return [
             (kernel, self._normalized(path, kernel.get_raw_value()))
             for path, kernel in weights_of(self.layer_instance, self.variable_filter)
         ]
-        with standing_in(normalized):
-            return self.layer_instance(x, *args, **kwargs)
 
     def _normalized(self, path: Path, kernel: jax.Array) -> jax.Array:
         axes = self._axes(path, kernel.shape)

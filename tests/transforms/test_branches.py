@@ -503,3 +503,20 @@ def test_a_read_only_branch_returns_no_copy_of_the_model() -> None:
     assert [str(v.aval) for v in jaxpr.jaxpr.eqns[-1].outvars] == ["float32[1,4]"]
     nnx.cond(TRUE, lambda m: m.bias.sum(), lambda m: m.kernel.sum(), model)
     assert model.kernel[...] is kernel
+
+
+def test_functions_may_be_given_by_name():
+    assert int(nnx.cond(pred=True, true_fun=lambda: 1, false_fun=lambda: 2)) == 1
+    assert int(nnx.switch(index=1, branches=[lambda: 1, lambda: 2])) == 2
+
+
+def test_an_eager_branch_sees_a_setting_that_changed():
+    class Settings:
+        scale = 2.0
+
+    def run():
+        return float(nnx.cond(True, lambda x: x * Settings.scale, lambda x: x, jnp.float32(3)))
+
+    assert run() == 6
+    Settings.scale = 3.0
+    assert run() == 9

@@ -482,3 +482,10 @@ def test_forward_mode_is_refused_by_jax():
     f = with_bwd(written)
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(lambda a: f(Pair(a)), (two,), (one,))
+
+
+def test_options_that_rules_cannot_follow_are_refused():
+    f = nnx.custom_vjp(lambda x: x)
+    f.defvjp(lambda x: (x, None), lambda _, g: (g,), symbolic_zeros=False, optimize_remat=False)
+    with pytest.raises(NotImplementedError, match="defvjp has optimize_remat=True"):
+        f.defvjp(lambda x: (x, None), lambda _, g: (g,), optimize_remat=True)

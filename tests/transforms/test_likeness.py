@@ -4,6 +4,9 @@ import enum
 import functools
 import gc
 import math
+import os
+import sys
+import types
 import weakref
 from typing import Any
 
@@ -177,3 +180,60 @@ def test_a_traced_array_in_a_cell_is_no_reason_for_equality() -> None:
         return x
 
     run(jnp.ones(2))
+
+
+class Settings:
+    scale: Any = 2.0
+
+
+def scaled(x: Any) -> Any:
+    return x * Settings.scale
+
+
+def marked(x: Any) -> Any:
+    return x * marked.by  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def elsewhere() -> Any:
+    """A module of the user, in a file that was not installed."""
+    module = types.ModuleType("elsewhere")
+    module.__file__ = "/home/user/elsewhere.py"
+    exec("scale = 2.0\ndef scaled(x):\n    return x * scale\n", vars(module))
+    sys.modules["elsewhere"] = module
+    yield module
+    del sys.modules["elsewhere"]
+
+
+def test_what_is_read_of_a_class_counts(monkeypatch: Any) -> None:
+    before = [likeness_of(make()) for make in (lambda: scaled, lambda: lambda x: scaled(x))]
+    monkeypatch.setattr(Settings, "scale", 3.0)
+    after = [likeness_of(make()) for make in (lambda: scaled, lambda: lambda x: scaled(x))]
+    assert all(a.key != b.key for a, b in zip(before, after, strict=True))
+
+
+def test_what_is_read_of_a_function_counts() -> None:
+    marked.by = 2.0  # type: ignore[attr-defined]
+    before = likeness_of(marked)
+    marked.by = 3.0  # type: ignore[attr-defined]
+    assert likeness_of(marked).key != before.key
+
+
+@pytest.mark.parametrize("read", ["module.scale", "module.scaled(1.0)"])
+def test_what_is_read_of_a_module_of_the_user_counts(elsewhere: Any, read: str) -> None:
+    function = eval(f"lambda: {read}", {"module": elsewhere})
+    before = likeness_of(function)
+    elsewhere.scale = 3.0
+    assert likeness_of(function).key != before.key
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * float(os.environ.get("SCALE", "1")),
+        lambda x: x * globals()["CONSTANT"],
+        lambda x: getattr(x, "T"),  # noqa: B009  # the name might be made at run time
+    ],
+)
+def test_a_function_that_looks_things_up_is_like_itself_only(function: Any) -> None:
+    assert not likeness_of(function).exact

@@ -582,3 +582,8 @@ def test_unroll_is_handed_to_jax() -> None:
         return str(jax.make_jaxpr(run)(jnp.float32(1)))
 
     assert "unroll=2" in jaxpr(unroll=2) and "unroll=1" in jaxpr()
+
+
+def test_functions_may_be_given_by_name():
+    assert int(nnx.fori_loop(lower=0, upper=3, body_fun=lambda i, x: x + i, init_val=0)) == 3
+    assert int(nnx.while_loop(cond_fun=lambda x: x < 5, body_fun=lambda x: x + 1, init_val=0)) == 5
